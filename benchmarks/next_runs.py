@@ -32,7 +32,7 @@ from checks.choosing import (
 )
 from checks.fit import derivatives
 from checks.fit_plan import parse_plan
-from checks.healthy import healthy
+from checks.healthy import STARTING, healthy
 from checks.pricing import Pricer
 from checks.published import NEWER, read_runs
 from checks.residuals import from_csv
@@ -103,6 +103,12 @@ def slopes() -> dict[str, NDArray[np.float64]]:
     with Pricer(timed) as pricer:
         table = derivatives(pricer, timed, plan, logs, pricer.log_times(plan.values(logs.tolist())))
     return {case.run.id: row for case, row in zip(timed, table, strict=True)}
+
+
+def starting_groups() -> set[str]:
+    """Return the names of groups with times of a job's first iterations alone."""
+    runs = [run for tables in (read_runs(), read_runs([NEWER])) for run in tables if run.group]
+    return {str(run.group) for run in runs if STARTING.search(run.notes or "")}
 
 
 def measured_groups(smallest: int) -> list[RunGroup]:
@@ -180,14 +186,18 @@ def main(renew: bool) -> None:
     errors = fit_discrepancy(groups, network=network_error(), repeat=REPEAT)
     several = [group for group in groups if len(group.measured) >= LEAST]
     large = [group for group in groups if len(group.measured) >= SMALLEST]
+    starting = starting_groups()
+    settled = [group for group in several if group.name not in starting]
     found = {
         "groups": {
             "of 2": len(groups),
             "of 3": len(several),
             "of 6": len(large),
+            "of 3, first iterations out": len(settled),
         },
         "errors": asdict(errors),
         "choice": by_choice(several, errors),
+        "choice, first iterations out": by_choice(settled, errors),
         "attainable": attainable(several, errors),
         "carried by": carried_by(several, errors),
         "runs": after_runs(large, errors),

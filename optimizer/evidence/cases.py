@@ -12,6 +12,7 @@ from layoutopt.optimizer.evidence.assumptions import assume
 from layoutopt.optimizer.evidence.case import Case, RunFamily, Skip, SkipRow
 from layoutopt.optimizer.evidence.case_layout import check_degrees, layout_of
 from layoutopt.optimizer.evidence.case_model import model_of, training_of
+from layoutopt.optimizer.evidence.flop_counts import recounted
 from layoutopt.optimizer.evidence.nearest import (
     SINGLE_STATES,
     framework_of,
@@ -294,7 +295,7 @@ def _case(
         *(["offload"] if stated.offload else []),
     )
     return Case(
-        run=run,
+        run=recounted(run, model, training.sequence_length),
         framework=framework,
         software=release_of(filled),
         model=model,

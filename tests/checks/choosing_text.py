@@ -32,7 +32,7 @@ def _percents(shares: list[float]) -> str:
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Write the section from ``benchmarks/next_runs_baseline.json``."""
     carried, expected = found["carried by"], found["attainable"]
-    after = found["runs"]
+    after, settled = found["runs"], found["groups"].get("of 3, first iterations out")
     sources = "; ".join(
         f"{source} {100 * mean:.1f} ({number})"
         for source, (number, mean) in sorted(carried["by publication"].items(), key=lambda pair: -pair[1][1])
@@ -47,11 +47,17 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         "| chosen by | mean | median | worst |",
         "|---|---|---|---|",
         *(
-            f"| {words} | {100 * one['mean']:.1f} | {100 * one['median']:.1f} | {100 * one['worst']:.0f} |"
+            f"| {words}{words_of} | {100 * one['mean']:.1f} | {100 * one['median']:.1f} | {100 * one['worst']:.0f} |"
+            for choice, words_of in (
+                ("choice", ""),
+                ("choice, first iterations out", ", first iterations out"),
+            )
             for way, words in WAYS.items()
-            for one in [found["choice"][way]]
+            for one in [found.get(choice, {}).get(way)]
+            if one is not None
         ),
         "",
+        *([f"First iterations out: {settled} groups (see the order inside groups).", ""] if settled else []),
         f"What is believed of the model's errors promises {promised:.1f}% in the mean: errors of components and",
         "layouts leave no less.",
         f"Who knew the fastest layout would lose {repeats:.1f}%, by how much repeats of a run differ.",

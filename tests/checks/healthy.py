@@ -1,7 +1,8 @@
-"""Faulty builds among published runs: left out by a rule that looks at measurements alone."""
+"""Faulty builds among published runs, and times of a job's start: told by measurements and notes alone."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 FAULTY = 2.5
 """Seconds per token over those of the same layout elsewhere in its source. Releases of one trainer differ by up to 2
 (tests/data/README.md); a larger micro-batch, bubble aside, never costs more per token."""
+
+STARTING = re.compile(r"time of iteration [1-5] \(single snapshot\)")
+"""Notes of rows whose time is that of one of a job's first five iterations alone: kernels are loaded and channels opened in
+them, buffers allocated, and loss scales of 16 bits lowered, an optimizer step skipped each time."""
+
+
+def steady(cases: Iterable[Case]) -> list[Case]:
+    """Return the cases but for those whose own notes say that their time is one of a job's first iterations alone."""
+    return [case for case in cases if not STARTING.search(case.run.notes or "")]
 
 
 def faulty_builds(cases: Iterable[Case]) -> set[str]:
