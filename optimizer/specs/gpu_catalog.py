@@ -12,7 +12,7 @@ from layoutopt.optimizer.specs.cluster import Generation, GpuSpec
 from layoutopt.optimizer.specs.document import parse_document
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.kinds import nearest
-from layoutopt.optimizer.specs.units import shown
+from layoutopt.optimizer.specs.units import shown, whole_number
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.document import Document
@@ -22,7 +22,7 @@ GENERATION_KEYS = ("architectures", *GENERATION_FACTS)
 _MODEL = re.compile(r"(?!nvl|sxm|hbm)[a-z]{1,3}\d{2,3}[a-z]?|\d{4}")
 """A word that names a GPU."""
 
-_REFERENCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]*?)([x-])(\d{1,30})")
+_REFERENCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]*?)([x-])(\d[\d_.]{0,29}[A-Za-z]{0,2})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +112,15 @@ def is_gpu(text: str) -> bool:
 
 
 def split_reference(text: str) -> tuple[str, int] | None:
-    """Read ``h100x16384`` as a GPU and a count; None if the text has another form or no such GPU is known.
+    """Read ``h100x16384`` or ``h100x16Ki`` as a GPU and a count; None if the text has another form or no such GPU is known.
 
     ``h100-64`` is the same where it is a part of a node or whole nodes: other numbers misspell a built-in cluster's name.
     """
     match = _REFERENCE.fullmatch(text)
     if match is None or match[1].lower() not in _names():
         return None
-    name, joint, count = match[1], match[2], int(match[3])
+    name, joint, count = match[1], match[2], whole_number(match[3])
+    if count is None or (joint == "-" and not match[3].isdecimal()):
+        return None
     node = catalog()[_names()[name.lower()]]["gpus_per_node"]
     return None if joint == "-" and count > node and count % node else (name, count)

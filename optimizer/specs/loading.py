@@ -303,7 +303,7 @@ def _near(text: str, known: Iterable[str]) -> str:
 def _counts_gpus(text: str) -> bool:
     """Tell whether a text has the form ``NAMExN``."""
     head, _, count = text.rpartition("x")
-    return bool(head) and count.isdecimal()
+    return bool(head) and whole_number(count) is not None
 
 
 def _near_gpus(text: str, what: str) -> str:

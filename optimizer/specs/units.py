@@ -161,6 +161,14 @@ def _read(text: str, dimension: Dimension, key: str) -> float:
     if factor is None and dimension is BANDWIDTH and unit in _DECIMAL:
         what = f"{shown(text)}: bits or bytes per second?"
         raise input_error(what, f'"{number} {unit}bit/s" or "{number} {unit}B/s"', key=key)
+    if factor is None and dimension is BYTES and unit.upper() in _DECIMAL:
+        # nccl-tests' -b 1M is 1048576 bytes, as is dd's; catalogs of disks and files mean 1000000.
+        what = f"{shown(text)}: thousands or multiples of 1024?"
+        raise input_error(
+            what,
+            f'"{number} {unit.upper()}iB", which nccl-tests calls {unit}, or "{number} {unit.upper()}B"',
+            key=key,
+        )
     if factor is None:
         raise input_error(f"{shown(text)}: unit {shown(unit)} is unknown", _known(dimension), key=key)
     try:

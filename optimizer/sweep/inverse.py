@@ -10,8 +10,9 @@ from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.budget import training_budget
-from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
 from layoutopt.optimizer.cost.flops import model_flops_per_token
+from layoutopt.optimizer.cost.hardware import sustained_rates
 from layoutopt.optimizer.cost.optimizers import moment_bytes
 from layoutopt.optimizer.cost.parameters import model_parameters
 from layoutopt.optimizer.plan.fault_plan import expected_wall_s, plan_faults
@@ -190,14 +191,14 @@ def fewest_for_deadline(
 ) -> FewestGpus:
     """Find the smallest size whose expected run, failures included, takes at most ``days``.
 
-    Powers of two of nodes, whose degrees are the most, are tried from the size on that would need every GPU at its
-    peak; between the last that misses the deadline and the first that meets it up to 32 sizes are tried in
+    Powers of two of nodes, whose degrees are the most, are tried from the size on at which GPUs would do nothing
+    but multiply; between the last that misses the deadline and the first that meets it up to 32 sizes are tried in
     ascending order. Raises ``InputError`` without a token count or for a deadline that is not above 0.
     """
     if not days > 0:
         raise input_error(f"{days} days", "above 0", key="days")
     first = family.at(family.base.gpu_count if family.base else 1)
-    at_least, node = least_for_deadline(workload, first, days), first.gpus_per_node
+    at_least, node = least_for_deadline(workload, first, days, options.solve), first.gpus_per_node
     tried: list[SizeAnswer] = []
 
     def meets(gpus: int) -> bool:
@@ -220,8 +221,11 @@ def fewest_for_deadline(
     return FewestGpus(gpus=gpus, at_least=at_least, step_gpus=step, tried=never_slower(tried))
 
 
-def least_for_deadline(workload: Workload, cluster: ClusterSpec, days: float) -> int:
-    """Bound the size from below: model FLOPs of the run at the GPU's peak; raises ``InputError`` without a token count."""
+def least_for_deadline(workload: Workload, cluster: ClusterSpec, days: float, options: SolveOptions) -> int:
+    """Bound the size from below: model FLOPs of the run at the fastest rate of any multiplication.
+
+    Raises ``InputError`` without a token count.
+    """
     training = workload.training
     if not training.total_tokens:
         raise input_error(
@@ -230,7 +234,18 @@ def least_for_deadline(workload: Workload, cluster: ClusterSpec, days: float) ->
     flops = (
         model_flops_per_token(workload.model, training.sequence_length, causal=True) * training.total_tokens
     )
-    return max(ceil(flops / (max(cluster.gpu.dense_flops.values()) * days * DAY_S)), 1)
+    return max(ceil(flops / (_fastest_flops_per_s(workload, cluster, options) * days * DAY_S)), 1)
+
+
+def _fastest_flops_per_s(workload: Workload, cluster: ClusterSpec, options: SolveOptions) -> float:
+    """Return the most that a GPU multiplies in the formats that may be chosen; its peak where it has none of them."""
+    formats = options.space.precisions or (workload.training.precision,)
+    known = [one for one in formats if one in cluster.gpu.dense_flops]
+    if not known or options.cost is not CostKind.FULL:
+        return max(cluster.gpu.dense_flops.values())
+    model = build_cost_model(workload.model, workload.training, cluster, framework=options.framework)
+    rates = [sustained_rates(cluster.gpu, one, model.constants, model.preset) for one in known]
+    return max(max(one.linear_flops_per_s, one.wide_flops_per_s, one.attention_flops_per_s) for one in rates)
 
 
 def cost_by_size(

@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 ODD_PARTS = (1, 3, 5, 9, 15)
 """Nodes are tried in these multiples of powers of two, at most a quarter apart: others divide into few layouts."""
 
-APART = 1.2
-"""GPU-days of one machine's sizes differ by less where they divide well: smaller ones are worth a try up to here."""
-
 FIRST_SHARE = 0.35
 """Share of the GPUs' peak at which the first size tried would just do."""
 
@@ -122,19 +119,23 @@ def offers(
     *,
     days: float,
     batches: tuple[int, int],
+    sizes: Sequence[int] | None = None,
     solve: Solve = solve_layout,
 ) -> tuple[Offer, ...]:
     """Return an offer per machine and precision, in their order.
 
-    ``batches`` are the smallest and the largest global batch allowed, sequences. Raises ``InputError`` without a token
-    count, for a deadline that is not above 0, and for batches that are no range.
+    ``batches`` are the smallest and the largest global batch allowed, sequences; ``sizes`` the numbers of GPUs that may be
+    bought, ascending, None: whole nodes that divide well. Raises ``InputError`` without a token count, for a deadline that
+    is not above 0, for batches that are no range, and for sizes that a machine does not come in.
     """
     if not days > 0:
         raise input_error(f"{days:g} days", "above 0", key="days")
     if not 0 < batches[0] <= batches[1]:
         raise input_error(f"batches from {batches[0]} to {batches[1]}", "first <= last, above 0", key="batch")
     return tuple(
-        _offer(override_training(workload, precision=precision), machine, options, days, batches, solve)
+        _offer(
+            override_training(workload, precision=precision), machine, options, days, batches, sizes, solve
+        )
         for machine in machines
         for precision in precisions
     )
@@ -156,6 +157,7 @@ def _offer(
     options: PlanOptions,
     days: float,
     batches: tuple[int, int],
+    sizes: Sequence[int] | None,
     solve: Solve,
 ) -> Offer:
     first = machine.family.at(machine.family.base.gpu_count if machine.family.base else 1)
@@ -167,8 +169,9 @@ def _offer(
             solved[gpus] = _best_batch(workload, machine.at(gpus), options, batches, solve)
         return solved[gpus].answer.expected_days
 
-    at_least = least_for_deadline(workload, first, days)
-    found = _smallest(list(_sizes(first)), at_least, days, days_at)
+    at_least = least_for_deadline(workload, first, days, options.solve)
+    buyable = list(_sizes(first) if sizes is None else sizes)
+    found = _smallest(buyable, at_least, days, days_at)
     tried = never_slower([solved[gpus].answer for gpus in sorted(solved)])
     network = network_gbit_per_s(with_network(first, machine.network_gbit_per_s))
     nothing = Offer(
@@ -178,14 +181,16 @@ def _offer(
         tried=tried,
     )
     if found is None:
-        return replace(nothing, reason=_reason(solved, at_least))
+        return replace(nothing, reason=_reason(solved, at_least, buyable[-1]))
     return _filled(nothing, solved[found], machine, options)
 
 
-def _reason(solved: Mapping[int, _Solved], at_least: int) -> str:
+def _reason(solved: Mapping[int, _Solved], at_least: int, most: int) -> str:
     """Say why no size is done in time: the fastest that was tried, what no layout meets, or more GPUs than are tried."""
     if not solved:
-        return f"{at_least:,} GPUs at their peak would take as long, at most {LARGEST:,} are tried"
+        return (
+            f"{at_least:,} GPUs that did nothing but multiply would take as long, at most {most:,} are tried"
+        )
     timed = [one for one in solved.values() if one.answer.expected_days is not None]
     if timed:
         best = min(timed, key=lambda one: one.answer.expected_days or 0.0)
@@ -207,8 +212,8 @@ def _smallest(
 ) -> int | None:
     """Return the smallest of the sizes that is done in time, none below ``at_least`` tried; None where none is found.
 
-    Days fall as GPUs grow, but for sizes that divide badly: the search narrows from what each size took, and smaller ones
-    than it found are tried that would be in time with hardly fewer GPU-days than the best so far.
+    Days fall as GPUs grow, but for sizes that divide badly: the search narrows from what each size took, and every smaller
+    size than it found is tried too.
     """
     took: dict[int, float] = {}
 
@@ -219,14 +224,8 @@ def _smallest(
         return took[gpus] <= days
 
     found = _narrowed(sizes, at_least, days, in_time, took)
-    least_gpu_days = min((gpus * taken for gpus, taken in took.items()), default=float("inf"))
-    for gpus in sizes:
-        if found is not None and gpus >= found:
-            break
-        worth = gpus >= at_least and gpus not in took and APART * gpus * days >= least_gpu_days
-        if worth and in_time(gpus):
-            return gpus
-    return found
+    smaller = (gpus for gpus in sizes if gpus >= at_least and gpus not in took)
+    return next((gpus for gpus in smaller if (found is None or gpus < found) and in_time(gpus)), found)
 
 
 def _narrowed(

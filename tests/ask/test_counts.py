@@ -61,6 +61,22 @@ def test_what_is_no_count_is_refused_at_every_door(text: str, tmp_path: Path) ->
         load_model(_model(tmp_path, vocab=f'"{text}"'))
 
 
+@pytest.mark.parametrize(
+    ("name", "gpus"), [("h100x1k", 1000), ("h100x1Ki", 1024), ("h100x16_384", 16384), ("mi300xx1.024k", 1024)]
+)
+def test_a_machine_is_named_with_a_count_of_any_form(name: str, gpus: int) -> None:
+    """GPUs behind the x are a count as everywhere; the machine's name has it in digits."""
+    found = load_cluster(name)
+    assert found.gpu_count == gpus and found.name.endswith(f"x{gpus}")
+
+
+@pytest.mark.parametrize("name", ["h100x1.5", "h100x4M tokens", "h100-1k", "h100x", "h100x1x2"])
+def test_other_names_are_no_machines(name: str) -> None:
+    """Fractions and other units name none, nor does a misspelled built-in cluster."""
+    with pytest.raises(InputError, match="no built-in cluster"):
+        load_cluster(name)
+
+
 def test_sizes_of_a_cluster_file_have_units(tmp_path: Path) -> None:
     """A base grows to a number of GPUs that is written with a unit."""
     file = tmp_path / "c.yaml"

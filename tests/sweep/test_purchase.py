@@ -20,6 +20,7 @@ from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.loading import load_workload, override_training
 from layoutopt.optimizer.specs.vocabulary import Precision
 from layoutopt.optimizer.sweep.families import load_family
+from layoutopt.optimizer.sweep.inverse import least_for_deadline, size_answer
 from layoutopt.optimizer.sweep.purchase import Machine, Offer, _batches, _smallest, cheapest_offer, offers
 
 if TYPE_CHECKING:
@@ -111,10 +112,54 @@ def test_a_size_that_divides_badly_hides_no_smaller_one(odd: int) -> None:
         assert _smallest(sizes, 8, days, days_at) == right
 
 
+@pytest.mark.parametrize("gain", [1.1, 1.5, 2.5])
+def test_a_much_smaller_size_that_scales_better_is_found(gain: float) -> None:
+    """Every smaller size is tried down to the bound, however much faster its GPUs would have to be than those tried."""
+    sizes = [8 * count for count in range(1, 129)]
+
+    def days_at(gpus: int) -> float:
+        return 1000 / gpus / (gain if gpus == 48 else 1.0)
+
+    right = 48 if 1000 / 48 / gain <= 10 else 104
+    assert _smallest(sizes, 8, 10, days_at) == right
+    assert _smallest(sizes, 56, 10, days_at) == 104
+
+
+def test_the_bound_on_sizes_is_that_of_the_fastest_multiplication() -> None:
+    """In 8 bits about half as many GPUs may do; a size that takes so many days is never below their bound."""
+    h100 = load_family("h100").at(64)
+    least = {
+        precision: least_for_deadline(
+            override_training(WORKLOAD, precision=precision), h100, 10, OPTIONS.solve
+        )
+        for precision in (Precision.BF16, Precision.FP8)
+    }
+    assert 0.5 < least[Precision.FP8] / least[Precision.BF16] < 0.8
+    took = size_answer(WORKLOAD, h100, OPTIONS).expected_days
+    assert took is not None and least_for_deadline(WORKLOAD, h100, took, OPTIONS.solve) <= 64
+
+
+def test_sizes_that_may_be_bought() -> None:
+    """Only those of a range are tried, odd ones among them; where none is in time the row says how many were allowed."""
+    told = run(
+        "plan", "llama3-8b", "h100,a100", "--days", "45", "--tokens", "1T", "--sizes", "24:56:+8", "--json"
+    )
+    assert told.exit_code == 0
+    offers_ = json.loads(told.stdout)["offers"]
+    assert offers_[0]["gpus"] in range(24, 57, 8)
+    assert {answer["gpus"] for one in offers_ for answer in one["tried"]} <= set(range(24, 57, 8))
+    assert offers_[1]["gpus"] is None and "at most 56 are tried" in offers_[1]["reason"]
+    told = run("plan", "llama3-8b", "h100,a100", "--days", "1", "--tokens", "1T", "--sizes", "24,32")
+    assert told.exit_code == 3 and "at most 32 are tried" in " ".join(told.stdout.split())
+    assert run(*SMALL, "--sizes", "8:4:+8").exit_code == 2
+
+
 def test_why_no_size_is_in_time() -> None:
     """More GPUs than are tried, a machine that lacks the format, and sizes that all take longer: each row says it."""
     told = run("plan", "llama3-8b", "h100,v100-32g", "--days", "0.001", "--tokens", "1T")
-    assert told.exit_code == 3 and "GPUs at their peak would take as long" in " ".join(told.stdout.split())
+    assert told.exit_code == 3 and "GPUs that did nothing but multiply would take as long" in " ".join(
+        told.stdout.split()
+    )
     told = run(*SMALL[:2], "v100-32g,h100", "--days", "60", "--tokens", "100B", "--precision", "fp8")
     assert told.exit_code == 0 and "no v100-32g in fp8: " in " ".join(told.stdout.split())
     told = run(*SMALL[:2], "h100,a100", "--days", "45", "--tokens", "1T", "--gpu-hour-cost", "h100=2.5")

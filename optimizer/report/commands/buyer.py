@@ -71,6 +71,11 @@ class _Prices:
     "--batch", metavar="FIRST:LAST", help='Global batches allowed, sequences: 512, 512:1024 or "within 1.5x".'
 )
 @click.option(
+    "--sizes",
+    metavar="RANGE",
+    help="Numbers of GPUs that may be bought, e.g. 256:1024:+32; default: nodes that divide well.",
+)
+@click.option(
     "--gpu-hour-cost", metavar="PRICES", help="Price of a GPU-hour: 2.5, or by GPU: h100=2.5,b200=4."
 )
 @click.option(
@@ -94,6 +99,7 @@ def command(
     network: str | None,
     precision: str | None,
     batch: str | None,
+    sizes: str | None,
     gpu_hour_cost: str | None,
     price_kwh: float | None,
     mtbf: float | None,
@@ -113,6 +119,7 @@ def command(
     from layoutopt.optimizer.solve.plan import SolveOptions
     from layoutopt.optimizer.specs.loading import load_workload, override_training
     from layoutopt.optimizer.sweep.purchase import cheapest_offer, offers
+    from layoutopt.optimizer.sweep.ranges import parse_counts
 
     workload = load_workload(model)
     if tokens is not None:
@@ -125,6 +132,7 @@ def command(
         PlanOptions(solve=SolveOptions(framework=framework_named(framework), top=1), simulated_runs=1),
         days=days,
         batches=_batches(batch, workload),
+        sizes=None if sizes is None else parse_counts(sizes, key="--sizes"),
     )
     best = cheapest_offer(found)
     if output.json:
@@ -132,7 +140,7 @@ def command(
         plain = {"days": days, "cheapest": place, "offers": to_plain(found)}
         print_json(with_remarks(plain, workload.model))
     else:
-        print_tables(purchase_tables(workload, found, best, days, framework_named(framework)))
+        print_tables(purchase_tables(workload, found, best, days, framework_named(framework), sizes))
     return ExitCode.OK if best is not None else ExitCode.REJECTED
 
 

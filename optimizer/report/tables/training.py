@@ -271,9 +271,17 @@ DEFINITION = (
 
 
 def purchase_tables(
-    workload: Workload, found: Sequence[Offer], best: Offer | None, days: float, framework: Framework
+    workload: Workload,
+    found: Sequence[Offer],
+    best: Offer | None,
+    days: float,
+    framework: Framework,
+    sizes: str | None = None,
 ) -> RenderableType:
-    """Show the offers, the cheapest marked, the networks that they rest on, and how sure their kinds are."""
+    """Show the offers, the cheapest marked, the networks that they rest on, and how sure their kinds are.
+
+    ``sizes`` as asked, None: those that divide well.
+    """
     model = describe_model(workload)
     tokens = format_count(workload.training.total_tokens or 0.0)
     all_priced = all(one.cost is not None for one in found if one.gpus)
@@ -295,7 +303,8 @@ def purchase_tables(
     sure = sure_lines(
         [(workload, one.cluster, one.precision) for one in found if one.cluster is not None], framework
     )
-    notes.append("sizes of 1, 3, 5, 9 and 15 times a power of two nodes are tried")
+    tried = "of 1, 3, 5, 9 and 15 times a power of two nodes" if sizes is None else f"{sizes} of GPUs"
+    notes.append(f"sizes {tried} are tried, and no smaller one of them is in time")
     return Group(
         head,
         Text(asked),
