@@ -286,7 +286,10 @@ class _Reader:
         return hint(value)
 
     def _note(self, path: KeyPath, value: Any, allowed: str) -> None:
-        self._problem(path, f"{shown(value)} is not valid", allowed)
+        text = (
+            repr(value) if isinstance(value, float) else shown(value)
+        )  # 1.0 is not written as what it should be
+        self._problem(path, f"{text} is not valid", allowed)
 
     def _problem(self, path: KeyPath, what: str, allowed: str) -> None:
         self.problems.append(Problem(what=what, allowed=allowed, file=self.file, key=dotted(path)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 
+from layoutopt.optimizer.specs.canonical import layout_from_plain
 from layoutopt.optimizer.specs.document import Document, plain_scalar
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
 from layoutopt.optimizer.specs.file_model import FileModel, validate
@@ -381,9 +382,15 @@ class LayoutFile(FileModel):
 
 
 def read_layout(document: Document) -> PartialLayout:
-    """Read a layout file, or the ``layout`` of a plan with the GPUs that the plan leaves idle."""
-    if not isinstance(document.data.get("layout"), dict):
+    """Read a layout file, or the ``layout`` of a plan with the GPUs that the plan leaves idle.
+
+    What a plan states was written by ``solve``: there a number of another kind is no other way of writing it, but wrong.
+    """
+    stated = document.data.get("layout")
+    if not isinstance(stated, dict):
         return validate(LayoutFile, document).partial()
+    if isinstance(document.data.get("inputs"), dict):
+        layout_from_plain(stated, file=document.file, path=("layout",), unknown_allowed=True)
     layout = validate(LayoutFile, document, path=("layout",)).partial()
     idle = document.data.get("idle_gpus")
     return replace(layout, idle_gpus=idle) if type(idle) is int and idle > 0 else layout

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from checks.forgeries import OF_GOAL, OF_INFEASIBLE, OF_SWITCHED, SHARED, listed
-from checks.forging import Forgery, Others, Right, every_figure, put
+from checks.forging import Forgery, Others, Right, both, every_figure, put
+from checks.further_forgeries import FURTHER, INVENTED, INVENTED_OF_LAYOUTS, WITHOUT_LAYOUT
 from click.testing import CliRunner
 
 from layoutopt.cli import main
@@ -117,7 +118,7 @@ def others() -> Others:
     return Others(solved("llama3-8b", roomy), solved("llama3-8b", cluster, fixed))
 
 
-OF_ONE = {"infeasible": OF_INFEASIBLE, "switched": OF_SWITCHED, "goal": OF_GOAL}
+OF_ONE = {"infeasible": OF_INFEASIBLE | WITHOUT_LAYOUT, "switched": OF_SWITCHED, "goal": OF_GOAL}
 """Forgeries of one question alone."""
 
 
@@ -125,11 +126,11 @@ def table(name: str) -> dict[str, Forgery]:
     """Return the forgeries of a question."""
     if name in OF_ONE:
         return OF_ONE[name]
-    return SHARED | (listed(others()) if name == "dense" else {})
+    return SHARED | (FURTHER | listed(others()) if name == "dense" else {})
 
 
 NAMES = [
-    *(("dense", forgery) for forgery in {**listed(Others()), **SHARED}),
+    *(("dense", forgery) for forgery in {**listed(Others()), **SHARED, **FURTHER}),
     *(("moe", forgery) for forgery in SHARED),
     *((question, forgery) for question, own in OF_ONE.items() for forgery in own),
 ]
@@ -140,6 +141,7 @@ def test_there_are_enough() -> None:
     assert len(listed(Others())) == 57
     assert len(NAMES) >= 120
     assert len(OF_SWITCHED) + len(OF_GOAL) >= 30
+    assert len(FURTHER) >= 45 and not {*FURTHER} & {*SHARED, *listed(Others())}
 
 
 @pytest.mark.parametrize(("question", "name"), NAMES)
@@ -158,6 +160,20 @@ def test_forgery(question: str, name: str) -> None:
         lines = [check.reason for check in report.failures]
         assert bool(lines) is not report.accepted
     assert all(line and "\n" not in line and len(line) < 1000 for line in lines), lines
+
+
+@pytest.mark.parametrize("question", ["dense", "infeasible"])
+def test_invented_figures_are_named(question: str) -> None:
+    """What stands under keys that no plan has is printed as not checked, each on a line that says so."""
+    honest = case(question)
+    made = INVENTED if question == "infeasible" else INVENTED + INVENTED_OF_LAYOUTS
+    plan = Forgery(both(*(forgery.change for forgery in made))).made_of(honest.plan)
+    report = honest.verify(plan)
+    assert report.accepted, str(report)
+    for forgery in made:
+        (told,) = (text for text in report.not_checked if text.startswith(forgery.named))
+        assert told.endswith(": no statement of a plan") and "\n" not in told and "\x1b" not in told
+    assert len(report.not_checked) == len(made) + 1  # and the time that it took
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -338,6 +354,25 @@ def test_exit_codes(tmp_path: Path) -> None:
         assert "not checked: solve_time_s" in result.output
         assert ("gap target 0 amount to stopped" in " ".join(result.output.split())) is (code == 3)
         assert "restricted to" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (("export", "{}", "--to", "megatron-lm"), "tp", 1.0),
+        (("evaluate", "llama3-8b", "h100x16", "--layout", "{}"), "micro_batch", "1"),
+        (("simulate", "{}"), "pp", 2.0),
+    ],
+)
+def test_a_plan_holds_whole_numbers(tmp_path: Path, words: tuple[str, ...], key: str, value: object) -> None:
+    """What solve never writes is no layout to launch, price or simulate: one line, exit code 2."""
+    plan = case("dense").plan
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(plan | {"layout": plan["layout"] | {key: value}}))
+    result = CliRunner().invoke(main, [word.format(file) for word in words])
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    assert line.endswith(f"layout.{key}: {value!r} is not valid (a whole number)")
 
 
 def test_numbers_beyond_floats_are_rejected(tmp_path: Path) -> None:

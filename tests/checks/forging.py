@@ -31,11 +31,15 @@ class Right(StrEnum):
 
 @dataclass(frozen=True)
 class Forgery:
-    """One change, what is right, and whether the certificate's digest is made anew."""
+    """One change, what is right, and whether the certificate's digest is made anew.
+
+    ``named``: how the line begins that says that it was not checked.
+    """
 
     change: Change
     right: Right = Right.REJECTED
     sealed: bool = True
+    named: str = ""
 
     def made_of(self, plan: Json) -> Json:
         """Return a changed copy."""
@@ -244,6 +248,38 @@ def hidden_restriction(others: Others) -> Change:
         rehash(plan)
 
     return change
+
+
+def exchanged(one: str, other: str) -> Change:
+    """Exchange two values."""
+
+    def change(plan: Json) -> None:
+        values = [plan, plan]
+        for place, path in enumerate((one, other)):
+            for part in path.split("/"):
+                values[place] = values[place][int(part) if isinstance(values[place], list) else part]  # type: ignore[index]
+        both(put(one, values[1]), put(other, values[0]))(plan)
+
+    return change
+
+
+def without(path: str) -> Change:
+    """Leave a value out."""
+    *parents, last = path.split("/")
+
+    def change(plan: Json) -> None:
+        target: Any = plan
+        for part in parents:
+            target = target[int(part) if isinstance(target, list) else part]
+        target.pop(last)
+
+    return change
+
+
+def invented(path: str, value: object, named: str = "") -> Forgery:
+    """State under a key that no plan has: no rebuilt figure says otherwise, so that it is named as not checked."""
+    key = named or "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path.split("/"))
+    return Forgery(put(path, value), Right.ACCEPTED, named=f"{key.lstrip('.')} ")
 
 
 def twice(plan: Json) -> None:

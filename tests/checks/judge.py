@@ -166,6 +166,7 @@ def job_of(cost: CostModel, layout: Layout) -> Job:
     if two_way:
         work |= {(layout.pp - 1 - rank, 1): own for (rank, _), own in work.items()}
         paths = (tuple(forth), tuple(back))
+    hides = any(own.hidden_forward_s + own.hidden_backward_s > 0 for own in work.values())
     return Job(
         pp=layout.pp,
         micro_batches=layout.micro_batches // len(paths),
@@ -173,6 +174,7 @@ def job_of(cost: CostModel, layout: Layout) -> Job:
         paths=paths,
         hop_s=float(units.hop_s[0]) * scale if layout.pp > 1 else 0.0,
         overlap=cost.preset.pp_overlap,
+        merges=hides and layout.schedule in (Schedule.NONE, Schedule.INTERLEAVED),
     )
 
 

@@ -87,7 +87,7 @@ class Job:
     """One step: the work of every place, the places that a micro-batch passes, in order, and what a transfer takes.
 
     ``micro_batches`` pass each path; DualPipe has two paths with half of a step's micro-batches each. ``overlap``:
-    the trainer is told to run transfers beside compute.
+    the trainer is told to run transfers beside compute; ``merges``: to run a forward and a backward as one.
     """
 
     pp: int
@@ -96,6 +96,7 @@ class Job:
     paths: tuple[tuple[Place, ...], ...]
     hop_s: float = 0.0
     overlap: bool = True
+    merges: bool = False
     after: dict[Place, Place] = field(default_factory=dict)
     before: dict[Place, Place] = field(default_factory=dict)
 
@@ -183,7 +184,11 @@ def _either(job: Job, rank: int, ops: Iterable[Op]) -> list[Instruction]:
 
 
 def accumulate(job: Job, rank: int) -> list[Instruction]:
-    """One rank: micro-batch after micro-batch."""
+    """One rank: micro-batch after micro-batch; merged, each forward with the backward before it (combined_1f1b.py)."""
+    if job.merges:
+        between = [Op("FB", 0, i, (0, i - 1)) for i in range(1, job.micro_batches)]
+        ops = [Op("F", 0, 0), *between, Op("B", 0, job.micro_batches - 1)]
+        return beside_compute(job, rank, ops)
     return beside_compute(job, rank, [Op(kind, 0, i) for i in range(job.micro_batches) for kind in "FB"])
 
 
@@ -263,8 +268,9 @@ def torch_interleaved(job: Job, rank: int) -> list[Instruction]:
 def megatron_interleaved(job: Job, rank: int) -> list[Instruction]:
     """Megatron-LM's ``forward_backward_pipelining_with_interleaving``, groups of as many micro-batches as ranks.
 
-    Warm-up and cool-down wait for their transfers; in between they run beside compute with
-    ``overlap_p2p_comm``, else all four come after a forward and a backward.
+    Warm-up and cool-down wait for their transfers; in between they run beside compute with ``overlap_p2p_comm``, else
+    all four come after a forward and a backward. With ``overlap_moe_expert_parallel_comm`` the two run as one
+    (combined_1f1b.py): both inputs are waited for in front, both outputs go behind.
     """
     if job.micro_batches % job.pp:
         raise ValueError(f"{job.micro_batches} micro-batches are no multiple of {job.pp} ranks")
@@ -286,7 +292,8 @@ class _Turns:
     @property
     def warm(self) -> int:
         pp, chunks = self.job.pp, self.job.chunks
-        return min(2 * (pp - self.rank - 1) + (chunks - 1) * pp, self.total)
+        # merged passes have to be independent of each other: one more forward goes ahead
+        return min(2 * (pp - self.rank - 1) + (chunks - 1) * pp + self.job.merges, self.total)
 
     def op(self, kind: str, turn: int) -> Op:
         pp, chunks = self.job.pp, self.job.chunks
@@ -333,6 +340,9 @@ class _Turns:
         for back in range(self.total - self.warm):
             turn, last = self.warm + back, back == self.total - self.warm - 1
             pair = [self.op("F", turn), self.op("B", back)]
+            if self.job.merges:
+                ahead, behind = pair
+                pair = [ahead._replace(kind="FB", partner=(behind.chunk, behind.micro_batch))]
             if self.job.overlap:
                 program += beside_compute(self.job, self.rank, pair)
                 continue

@@ -8,6 +8,7 @@ What was not rebuilt is named.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -323,7 +324,7 @@ def check_again(stated: StatedPlan, rebuilt: Rebuilt) -> tuple[Tree, list[Check]
     found = rebuilt.again()
     if stated.status == Status.INFEASIBLE:
         tree = {name: found.get(name) for name in WHY}
-        tree |= _counted(stated, rebuilt, found) | {ROOMIER: found.get(ROOMIER)}
+        tree |= _counted(stated, rebuilt, found) | {ROOMIER: found.get(ROOMIER)} | _second_goal(stated, found)
         return tree, [_compared(EXPLAINED, stated, tree)]
     # Two searches round once each.
     slack = 2 * rounding_s(np.asarray(rebuilt.space.counts))
@@ -366,9 +367,10 @@ def _compared(name: str, stated: StatedPlan, tree: Tree) -> Check:
 
 def _counted(stated: StatedPlan, rebuilt: Rebuilt, found: Tree) -> Tree:
     """Return the counts of a second search, where it took the same course."""
-    made, here = stated.record, found["certificate"]
+    here = found["certificate"]
     assert isinstance(here, dict)
-    if not rebuilt.repeatable or made["versions"] != here["versions"]:
+    versions = asdict(stated.certificate.versions)
+    if not rebuilt.repeatable or versions != here["versions"]:
         return {}
     return {"certificate": {name: here[name] for name in COUNTS}, OPEN: found.get(OPEN)}
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.solve.certificate import Versions
 from layoutopt.optimizer.solve.verify.plain_reader import short
 from layoutopt.optimizer.solve.verify.report import Check
+from layoutopt.optimizer.specs.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -59,9 +61,9 @@ def same_value(stated: object, rebuilt: object) -> bool:
     # Before numbers: True equals 1 to Python.
     if isinstance(rebuilt, bool) or isinstance(stated, bool):
         return stated is rebuilt
-    if isinstance(rebuilt, int) and isinstance(stated, int):
-        return stated == rebuilt
-    if isinstance(rebuilt, int | float) and isinstance(stated, int | float):
+    if isinstance(rebuilt, int):  # a fraction counts nothing, however near it is
+        return isinstance(stated, int) and stated == rebuilt
+    if isinstance(rebuilt, float) and isinstance(stated, int | float):
         return close(stated, rebuilt)
     return isinstance(stated, str) is isinstance(rebuilt, str) and stated == rebuilt
 
@@ -177,24 +179,38 @@ def _leaves(tree: object, path: str = "") -> Iterator[str]:
 _UNKNOWN = "no statement of a plan"
 _REASONS = {
     "solve_time_s": "the time of another run",
-    "certificate.versions": "not what runs here; prices agree all the same",
     **dict.fromkeys(
-        ("certificate.removed_by_memory", "certificate.removed_by_bound", "certificate.solved"),
+        (f"certificate.versions.{field.name}" for field in fields(Versions)),
+        "not what runs here; prices agree all the same",
+    ),
+    **dict.fromkeys(
+        (
+            *("certificate.removed_by_memory", "certificate.removed_by_bound", "certificate.solved"),
+            *("comfortable", "open_ties", "objective.then"),
+        ),
         "the course of a search that was stopped, ran on several threads or elsewhere",
     ),
     "infeasibility": "the time was up before it was all known",
     "reasons": "the time was up before they were all known",
-    "certificate": "too many tuples to count again",
+    **dict.fromkeys(
+        ("certificate.declared_tuples", "certificate.tuples", "certificate.joint_assignments"),
+        "too many tuples to count again",
+    ),
 }
-"""Why a key was not checked, by the beginning of its name."""
+"""Why a statement was not checked, by its key; what stands in no table was never one of a plan."""
 
 
 def not_checked(stated: Tree, rebuilt: Tree) -> tuple[str, ...]:
-    """Name what is stated and was not rebuilt, each with its value and the reason."""
+    """Name what is stated and was not rebuilt, each on one line with its value and the reason."""
     return tuple(
-        f"{path} {_rounded(value)}: {next((why for key, why in _REASONS.items() if path.startswith(key)), _UNKNOWN)}"
-        for path, value in not_rebuilt(stated, rebuilt)
+        printable(f"{path} {_rounded(value)}: {_why(path)}") for path, value in not_rebuilt(stated, rebuilt)
     )
+
+
+def _why(path: str) -> str:
+    """Return why a key was not checked, that of the statement that it is part of."""
+    own = (why for key, why in _REASONS.items() if path == key or path.startswith((f"{key}.", f"{key}[")))
+    return next(own, _UNKNOWN)
 
 
 def _rounded(value: object) -> str:
