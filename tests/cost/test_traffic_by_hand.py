@@ -1,7 +1,4 @@
-"""Context- and data-parallel traffic counted by hand: bytes by method, what hides, buckets, passes and blocks.
-
-A network is replaced by one whose every transfer takes a second for each byte, times a number for its kind.
-"""
+"""Context- and data-parallel traffic counted by hand: bytes by method, what hides, buckets, passes and blocks."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from checks.wire import Wire
 
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.collectives import _Ledger, _sends
@@ -62,32 +60,6 @@ if TYPE_CHECKING:
 
 WORKLOAD = override_training(load_workload("llama3-8b"), global_batch=64, sequence_length=4096)
 CLUSTER = load_cluster("h100x64")
-KINDS = {
-    "p2p": 1,
-    "all_to_all": 10,
-    "all_gather": 100,
-    "reduce_scatter": 1000,
-    "all_reduce": 10_000,
-    "broadcast": 7,
-}
-
-
-class Wire:
-    """Every transfer takes its bytes times the number of its kind; ``members`` are those of the groups that were asked."""
-
-    def __init__(self) -> None:
-        self.members: list[int] = []
-
-    def __getattr__(self, name: str) -> Any:
-        kind = KINDS[name.removesuffix("_s")]
-
-        def price(size: Array, group: GroupBatch) -> Array:
-            """Note who takes part; a group of one sends nothing."""
-            members = int(np.ravel(group.size)[0])
-            self.members += [members] if members > 1 else []
-            return kind * size * (members > 1)
-
-        return price
 
 
 def comm_of(
