@@ -52,6 +52,20 @@ CASES = {
     ),
     "llama3-8b": Case(arguments=(*SOLVE, "llama3-8b", "h100x6", "--batch", "96"), limit=6.0),
     "qwen3-235b-a22b": Case(arguments=(*SOLVE, "qwen3-235b-a22b", "h100-256", "--batch", "2048"), limit=12.0),
+    "deepseek-v3-numbers": Case(
+        arguments=(
+            *SOLVE,
+            "deepseek-v3",
+            "h800-2048",
+            "--fix",
+            "fp8_param_gather=0,1",
+            "--allow",
+            "bf16-moments",
+            "--precision",
+            "fp8,bf16",
+        ),
+        limit=25.0,
+    ),
     "deepseek-v3-open": Case(
         arguments=(
             *SOLVE,

@@ -32,6 +32,7 @@ TOGETHER = (
     "shared_expert_overlap",
     "dispatcher",
     "tp_overlap",
+    "cp_kind",
     "cuda_graph",
     "loss_chunks",
 )

@@ -186,7 +186,8 @@ def _context_parallel(ledger: _Ledger, step: _Step, shape: LayerShape, times: fl
     if shape.mixer.is_linear:
         ledger.add("cp", "all_gather", cp, passed_bytes(comm), 2 * times + again)
         return
-    parts, piece = division(comm.compute, comm.keys, shape), ring_bytes(comm, shape)
+    (kind,) = comm.compute.switches.cp_kinds
+    parts, piece = division(comm.compute, comm.keys, shape, kind), ring_bytes(comm, shape)
     # A ring hides behind attention step by step; gathers come before it, whole.
     if parts.gathered:
         forward = 1 if step.cost.preset.keeps_gathered_keys else 2

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.compute import imbalance, routed_share
-from layoutopt.optimizer.cost.context_parallel import BF16_BYTES, exposed_s
+from layoutopt.optimizer.cost.compute import core_attention_work, imbalance, routed_share
+from layoutopt.optimizer.cost.context_parallel import (
+    BF16_BYTES,
+    attended_s,
+    division,
+    most_ring_steps,
+    of_kind,
+    scanned_s,
+)
 from layoutopt.optimizer.cost.formats import NARROW_BYTES
 from layoutopt.optimizer.cost.routing import reached_parts
 from layoutopt.optimizer.frameworks.preset import EpOverlap
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.work import ComputeContext, Keys, Work
     from layoutopt.optimizer.specs.model import LayerShape, MoeSpec
+    from layoutopt.optimizer.specs.vocabulary import CpComm
     from layoutopt.optimizer.topology.groups import GroupBatch
     from layoutopt.optimizer.topology.mesh import MeshGroups
     from layoutopt.optimizer.topology.prices import Topology
@@ -184,12 +192,43 @@ def _cover(comm: CommContext, work: dict[str, Work], pairs: int) -> tuple[FloatA
 
 
 def context_parallel(comm: CommContext, shape: LayerShape, core: Work | None) -> Exposed:
-    """Price context parallelism of a layer's mixer."""
+    """Price context parallelism of a layer's mixer, whose own work is ``core``.
+
+    Rows that stand for all kinds take what attention and its traffic take together with the best of them.
+    """
     if shape.mixer is Mixer.NONE or core is None or not (comm.keys.cp > 1).any():
         return comm.nothing()
-    forward, backward = exposed_s(comm, shape, core)
+    ctx, keys = comm.compute, comm.keys
+    if shape.mixer is not Mixer.ATTENTION:
+        forward, backward = scanned_s(comm, shape)
+    elif not ctx.switches.any_cp_kind:
+        forward, backward = of_kind(ctx, keys, lambda kind: attended_s(comm, shape, core, kind))
+    else:
+        both = of_kind(ctx, keys, lambda kind: _attention_s(comm, shape, kind))
+        # Attention alone takes no longer than it does with any kind.
+        forward, backward = both[0] - core.forward_s, both[1] - core.dgrad_s
     # Keys and values of other ranks are not kept: attention that is repeated fetches them again.
     return Exposed(forward, backward, forward)
+
+
+def _attention_s(comm: CommContext, shape: LayerShape, kind: CpComm) -> tuple[FloatArray, FloatArray]:
+    """Seconds of attention and its exposed traffic together, forward and backward, (n,) each."""
+    steps = division(comm.compute, comm.keys, shape, kind).ring
+    core = core_attention_work(comm.compute, comm.keys, shape, steps)
+    forward, backward = attended_s(comm, shape, core, kind)
+    return core.forward_s + forward, core.dgrad_s + backward
+
+
+def covering_work(comm: CommContext, shape: LayerShape, parts: dict[str, Work]) -> dict[str, Work]:
+    """Return the work of a layer's parts that other traffic can run beside.
+
+    Where rows stand for all kinds of context parallelism, attention covers as much as with the slowest.
+    """
+    ctx, keys = comm.compute, comm.keys
+    attends = shape.mixer is Mixer.ATTENTION and ctx.switches.any_cp_kind
+    if not attends or shape.mlp is not Mlp.MOE or not (keys.cp > 1).any():
+        return parts
+    return parts | {"core_attn": core_attention_work(ctx, keys, shape, most_ring_steps(ctx, keys, shape))}
 
 
 def expert_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work]) -> Exposed:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.compressed import compressed_attention_work, compressed_projections
-from layoutopt.optimizer.cost.context_parallel import attended_keys, division
+from layoutopt.optimizer.cost.context_parallel import attended_keys, ring_steps
 from layoutopt.optimizer.cost.flops import attended_tokens, attention_flops, indexer_flops, scan_flops
 from layoutopt.optimizer.cost.hardware import HEAD_ALIGNMENT, attention_s, gemm_s, memory_bound_s
 from layoutopt.optimizer.cost.mixers import (
@@ -123,18 +123,24 @@ def _mla_projections(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
     }
 
 
-def core_attention_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Work:
-    """Time attention scores and their product with V, fused or with materialised scores."""
+def core_attention_work(
+    ctx: ComputeContext, keys: Keys, shape: LayerShape, steps: FloatArray | None = None
+) -> Work:
+    """Time attention scores and their product with V, fused or with materialised scores.
+
+    ``steps`` (n,) are those of the ring that keys go round; None: as context parallelism has them.
+    """
+    steps = ring_steps(ctx, keys, shape) if steps is None else steps
     if not ctx.training.flash and not ctx.rates.ideal:
         return _unfused_attention_work(ctx, keys)
     if shape.compression:
-        near = _attention_to_all_work(ctx, keys, replace(shape, compression=0))
+        near = _attention_to_all_work(ctx, keys, replace(shape, compression=0), steps)
         return near + compressed_attention_work(ctx, keys, shape)
-    every = _attention_to_all_work(ctx, keys, shape)
+    every = _attention_to_all_work(ctx, keys, shape, steps)
     return _sparse_attention_work(ctx, keys, every) if shape.sparse else every
 
 
-def _attention_to_all_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Work:
+def _attention_to_all_work(ctx: ComputeContext, keys: Keys, shape: LayerShape, steps: FloatArray) -> Work:
     """Time fused attention over all keys of the window; a layer that could choose keys has gathered them."""
     model, length = ctx.model, ctx.training.sequence_length
     whole = replace(shape, sparse=False, indexes=False)
@@ -142,12 +148,12 @@ def _attention_to_all_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -
     heads = np.maximum(model.heads / keys.tp, 1.0)
     # A thread block of the fused kernels takes 128 queries of one head.
     tiles = keys.micro_batch * heads * np.ceil(keys.sequence / 128)
-    attended = attended_keys(ctx, keys, shape)
+    attended = attended_keys(ctx, shape, steps)
     width = _mean_head_dim(model)
     forward = attention_s(ctx.rates, flops, tiles=tiles, length=attended, head_dim=width)
     backward = attention_s(ctx.rates, flops, tiles=tiles, length=attended, head_dim=width, backward=True)
     return Work(forward, backward, np.zeros_like(forward)) + _ring_corrections(
-        ctx, keys, shape, heads * width
+        ctx, keys, steps, heads * width
     )
 
 
@@ -235,13 +241,13 @@ def _linear_work(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> dict[str
     }
 
 
-def _ring_corrections(ctx: ComputeContext, keys: Keys, shape: LayerShape, width: FloatArray) -> Work:
+def _ring_corrections(ctx: ComputeContext, keys: Keys, steps: FloatArray, width: FloatArray) -> Work:
     """Time what each further step of ring attention adds: rescaling and adding partial outputs and gradients.
 
     Forward: the 16-bit partial output is added to the fp32 output (read 6 bytes, write 4); backward: the partial
     query, key and value gradients (three times 6 read and 4 written). Transformer Engine context_parallel.py.
     """
-    elements = (division(ctx, keys, shape).ring - 1) * keys.tokens * width
+    elements = (steps - 1) * keys.tokens * width
     return moved(ctx, 10.0 * elements, 30.0 * elements)
 
 

@@ -19,6 +19,8 @@ from layoutopt.optimizer.specs.vocabulary import CpComm
 from layoutopt.optimizer.topology.groups import Digit, GroupBatch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.communication import CommContext
@@ -43,13 +45,56 @@ class Division:
     gathered: bool
 
 
-def method_of(ctx: ComputeContext, shape: LayerShape) -> CpComm:
-    """Return the method of a layer: the framework's, but gathering where a window or chosen keys rule out the ring."""
-    method = ctx.preset.cp_comm
+def method_of(kind: CpComm, shape: LayerShape) -> CpComm:
+    """Return the method of a layer: the launch's, but gathering where a window or chosen keys rule out the ring."""
     if shape.sparse:
         return CpComm.ALL_GATHER
-    ring = method in (CpComm.P2P, CpComm.A2A_P2P)
-    return CpComm.ALL_GATHER if ring and shape.window is not None else method
+    ring = kind in (CpComm.P2P, CpComm.A2A_P2P)
+    return CpComm.ALL_GATHER if ring and shape.window is not None else kind
+
+
+def scattered_kv_heads(model: ModelSpec) -> int:
+    """Key-value heads that are exchanged: latent attention expands keys and values for every head before."""
+    return model.heads if model.mla else model.common_kv_heads
+
+
+def heads_divide(model: ModelSpec, cp: Any, tp: Any, *, repeats: bool) -> Any:
+    """Tell whether the heads of a tensor rank can be scattered over cp ranks, (n,) or single.
+
+    ``repeats``: key-value heads that are fewer than the ranks are repeated.
+    """
+    heads, kv = model.heads // tp, np.maximum(scattered_kv_heads(model) // tp, 1)
+    kv_fits = (kv % cp == 0) | (cp % kv == 0) if repeats else kv % cp == 0
+    return (heads % cp == 0) & kv_fits
+
+
+def of_kind(
+    ctx: ComputeContext, keys: Keys, price: Callable[[CpComm], tuple[FloatArray, ...]]
+) -> tuple[FloatArray, ...]:
+    """Choose what every row has with its kind of context parallelism, (n,) each.
+
+    Of rows that stand for all kinds the least that one has with which a row can be launched.
+    """
+    switches = ctx.switches
+    prices = {kind: price(kind) for kind in switches.cp_kinds}
+    if switches.any_cp_kind and CpComm.A2A in prices:
+        repeats = ctx.preset.repeats_keys
+        fits = heads_divide(ctx.model, keys.cp.astype(int), keys.tp.astype(int), repeats=repeats)
+        prices[CpComm.A2A] = tuple(np.where(fits, value, np.inf) for value in prices[CpComm.A2A])
+    return tuple(switches.per_cp_kind(values) for values in zip(*prices.values(), strict=True))
+
+
+def ring_steps(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
+    """Steps (n,) in which a layer's attention passes over its keys; the fewest where rows stand for all kinds."""
+    return of_kind(ctx, keys, lambda kind: (division(ctx, keys, shape, kind).ring,))[0]
+
+
+def most_ring_steps(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
+    """Steps (n,) of the kind that passes over its keys in the most."""
+    most: FloatArray = np.maximum.reduce(
+        [division(ctx, keys, shape, kind).ring for kind in ctx.switches.cp_kinds]
+    )
+    return most
 
 
 def exchange_ranks(model: ModelSpec, nvlink_domain: int, cp: Any, tp: Any) -> IntArray:
@@ -66,7 +111,7 @@ def exchange_ranks(model: ModelSpec, nvlink_domain: int, cp: Any, tp: Any) -> In
     cp, tp
         Context and tensor degrees, (n,) or single ones.
     """
-    heads = model.heads if model.mla else gcd(model.heads, model.common_kv_heads)
+    heads = gcd(model.heads, scattered_kv_heads(model))
     degrees, parts = np.asarray(cp, dtype=np.int64), np.asarray(tp, dtype=np.int64)
     # Heads that are exchanged beyond the NVLink domain would give away what the method is for.
     room, share = np.maximum(nvlink_domain // parts, 1), np.maximum(heads // parts, 1)
@@ -74,13 +119,13 @@ def exchange_ranks(model: ModelSpec, nvlink_domain: int, cp: Any, tp: Any) -> In
     return result
 
 
-def division(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Division:
-    """Divide a layer's attention.
+def division(ctx: ComputeContext, keys: Keys, shape: LayerShape, kind: CpComm) -> Division:
+    """Divide a layer's attention, with one kind of context parallelism for all rows.
 
     The hierarchical method exchanges heads among the ranks that share an NVLink domain, as far as heads divide, and
     passes keys and values around a ring of such groups (``--hierarchical-context-parallel-sizes``).
     """
-    one, method = np.ones_like(keys.cp), method_of(ctx, shape)
+    one, method = np.ones_like(keys.cp), method_of(kind, shape)
     if method is CpComm.ALL_GATHER:
         return Division(one, one, True)
     if method is CpComm.A2A:
@@ -91,10 +136,9 @@ def division(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Division:
     return Division(inner, keys.cp / inner, False)
 
 
-def attended_keys(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> FloatArray:
-    """Keys (n,) that one call of the attention kernel sees: a step of the ring sees its own ranks' share."""
+def attended_keys(ctx: ComputeContext, shape: LayerShape, steps: FloatArray) -> FloatArray:
+    """Keys (n,) that one call of the attention kernel sees: each of the ring's ``steps`` (n,) its own ranks' share."""
     length = float(ctx.training.sequence_length)
-    steps = division(ctx, keys, shape).ring
     return np.minimum(length / steps, shape.window or length)
 
 
@@ -139,7 +183,15 @@ def held_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[Floa
     remote pieces of keys and values; all others' when gathered, with their gradients in the backward pass. Where autograd
     keeps what was gathered (``keeps_gathered_keys``), only the gradients come and go.
     """
-    parts = division(ctx, keys, shape)
+    kept, meanwhile = of_kind(ctx, keys, lambda kind: _held_bytes(ctx, keys, shape, kind))
+    return kept, meanwhile
+
+
+def _held_bytes(
+    ctx: ComputeContext, keys: Keys, shape: LayerShape, kind: CpComm
+) -> tuple[FloatArray, FloatArray]:
+    """Bytes as of ``held_bytes``, with one kind for all rows."""
+    parts = division(ctx, keys, shape, kind)
     query, key_value = head_widths(ctx, keys, shape)
     if parts.gathered:
         key_value = sum(gathered_widths(ctx, keys, shape), np.zeros_like(keys.tp))
@@ -154,13 +206,19 @@ def held_bytes(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[Floa
     return exchanged, ring + 2.0 * others
 
 
-def exposed_s(comm: CommContext, shape: LayerShape, core: Work) -> tuple[FloatArray, FloatArray]:
-    """Exposed seconds of a layer's context-parallel traffic, forward and backward, (n,) each."""
-    if shape.mixer is Mixer.MAMBA:
-        return _mamba_s(comm)
-    if shape.mixer.is_linear:
-        return _state_s(comm)
-    parts = division(comm.compute, comm.keys, shape)
+def scanned_s(comm: CommContext, shape: LayerShape) -> tuple[FloatArray, FloatArray]:
+    """Exposed seconds of the traffic of a layer that scans its sequence, forward and backward, (n,) each."""
+    return _mamba_s(comm) if shape.mixer is Mixer.MAMBA else _state_s(comm)
+
+
+def attended_s(
+    comm: CommContext, shape: LayerShape, core: Work, kind: CpComm
+) -> tuple[FloatArray, FloatArray]:
+    """Exposed seconds of attention's traffic, forward and backward, (n,) each; all rows have one kind.
+
+    ``core`` is the attention that a ring hides under.
+    """
+    parts = division(comm.compute, comm.keys, shape, kind)
     if parts.gathered:
         return _gather_s(comm, shape)
     forward, backward = _exchange_s(comm, shape, parts)

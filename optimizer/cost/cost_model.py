@@ -163,13 +163,13 @@ class CostModel:
     def least_kept_bytes(self, batch: LayoutBatch, recomputes: tuple[int, ...]) -> FloatArray:
         """Activation bytes of one block per micro-batch, (n, K), under the leanest of some recompute entries.
 
-        The rows of ``batch`` share precision and memory savers.
+        The rows of ``batch`` share precision and memory savers, and stand for all launch switches.
         """
         if self.saving(batch).preset.offload_activations:
             return np.zeros((len(batch), len(self.model.runs)))
         first, inverse = distinct_rows([getattr(batch, name) for name in KEY_COLUMNS])
         rows = batch.take(first)
-        keys, ctx = _keys(self.training, rows), self.compute_context(rows)
+        keys, ctx = _keys(self.training, rows), self.compute_context(rows, View(any_switches=True))
         members = recompute_members(batch.codebook.recomputes)
         blocks = [
             least_kept_bytes(layer_activations(ctx, keys, run.block[0]), recomputes, members)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from layoutopt.optimizer.frameworks.preset import EpOverlap
-from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher
+from layoutopt.optimizer.specs.vocabulary import CpComm, CudaGraph, Dispatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     IntArray = NDArray[np.int64]
     FloatArray = NDArray[np.float64]
 
-DISPATCHERS = tuple(Dispatcher)
+DISPATCHERS, CP_KINDS = tuple(Dispatcher), tuple(CpComm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,9 @@ class RowSwitches:
     """Switches of the rows: arrays of shape (n,) each, or () where all rows have the same.
 
     ``overlap`` maps each way to hide expert traffic to whether it is in use. ``dispatcher`` indexes ``DISPATCHERS``;
-    ``dispatchers`` are those among the rows. ``cheapest``: the rows stand for every value at once, time takes the cheapest
-    and memory the leanest, of ``kept_chunks`` parts of the loss.
+    ``dispatchers`` are those among the rows, as are ``cp_kinds``, of which ``cp_kind`` indexes ``CP_KINDS``. ``cheapest``:
+    the rows stand for every value at once, time takes the cheapest and memory the leanest, of ``kept_chunks`` parts of the
+    loss.
     """
 
     overlap: dict[EpOverlap, BoolArray]
@@ -39,6 +40,8 @@ class RowSwitches:
     dispatcher: IntArray
     dispatchers: tuple[Dispatcher, ...]
     tp_overlap: BoolArray
+    cp_kind: IntArray
+    cp_kinds: tuple[CpComm, ...]
     graphs: dict[CudaGraph, BoolArray]
     loss_chunks: FloatArray
     kept_chunks: tuple[FloatArray, ...] = ()
@@ -54,12 +57,24 @@ class RowSwitches:
     def per_dispatcher(self, price: Callable[[Dispatcher], FloatArray]) -> FloatArray:
         """Choose each row's price (n,) by its dispatcher, the least where rows stand for all."""
         prices = [price(dispatcher) for dispatcher in self.dispatchers]
+        own = [self.dispatcher == DISPATCHERS.index(dispatcher) for dispatcher in self.dispatchers]
+        return self._own(own, prices)
+
+    def per_cp_kind(self, prices: Sequence[FloatArray]) -> FloatArray:
+        """Choose each row's price (n,) of those of ``cp_kinds``, the least where rows stand for all."""
+        return self._own([self.cp_kind == CP_KINDS.index(kind) for kind in self.cp_kinds], prices)
+
+    def _own(self, own: Sequence[BoolArray], prices: Sequence[FloatArray]) -> FloatArray:
         if self.cheapest or len(prices) == 1:
             least: FloatArray = np.minimum.reduce(prices)
             return least
-        own = [self.dispatcher == DISPATCHERS.index(dispatcher) for dispatcher in self.dispatchers]
         chosen: FloatArray = np.select(own, prices)
         return chosen
+
+    @property
+    def any_cp_kind(self) -> bool:
+        """Whether the rows stand for several kinds of context parallelism at once."""
+        return self.cheapest and len(self.cp_kinds) > 1
 
     @property
     def graph(self) -> BoolArray:
@@ -102,6 +117,8 @@ def _of_presets(presets: list[FrameworkPreset], place: IntArray) -> RowSwitches:
         dispatcher=column(DISPATCHERS.index(p.dispatcher) for p in presets),
         dispatchers=tuple(dict.fromkeys(p.dispatcher for p in presets)),
         tp_overlap=column(p.tp_overlap for p in presets),
+        cp_kind=column(CP_KINDS.index(p.cp_comm) for p in presets),
+        cp_kinds=tuple(dict.fromkeys(p.cp_comm for p in presets)),
         graphs={kind: column(p.cuda_graph is kind for p in presets) for kind in CudaGraph},
         loss_chunks=column(float(p.loss_chunks) for p in presets),
     )
@@ -116,6 +133,8 @@ def _cheapest(presets: list[FrameworkPreset]) -> RowSwitches:
         dispatcher=np.array(0),
         dispatchers=tuple(dict.fromkeys(p.dispatcher for p in presets)),
         tp_overlap=np.array(any(p.tp_overlap for p in presets)),
+        cp_kind=np.array(0),
+        cp_kinds=tuple(dict.fromkeys(p.cp_comm for p in presets)),
         graphs={kind: np.array(any(p.cuda_graph is kind for p in presets)) for kind in CudaGraph},
         loss_chunks=np.array(float(min(p.loss_chunks for p in presets))),
         kept_chunks=tuple(np.array(float(chunks)) for chunks in sorted({p.loss_chunks for p in presets})),

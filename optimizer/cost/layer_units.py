@@ -12,6 +12,7 @@ from layoutopt.optimizer.cost.communication import (
     Exposed,
     context_parallel,
     counts_awaited_s,
+    covering_work,
     expert_parallel,
     tensor_parallel,
 )
@@ -109,7 +110,7 @@ def layer_unit(
     traffic = {
         Component.TP: tensor_parallel(comm, shape, parts),
         Component.CP: context_parallel(comm, shape, mixer.get("core_attn")),
-        Component.EP: expert_parallel(comm, shape, parts),
+        Component.EP: expert_parallel(comm, shape, covering_work(comm, shape, parts)),
     }
     modules = {**parts, "layernorm": _total(norms, keys.tp), "moe": _routed(parts, keys.tp)}
     modules[OP_MODULE] = _half_of_multiplications(parts, norms, keys.tp)

@@ -70,7 +70,6 @@ class Switch:
     is searched only where it is opened by name. ``traffic`` tells in which layouts there is what it acts on: of one
     layout, or of many as arrays; ``of`` in which models. ``needs`` names a switch without which this one can't be on.
     ``meant`` is what a value comes to in a model.
-    ``on_request``: searched only where it is opened by name too, though results are the same.
     ``never_slower``: the last value is at least as fast as the others in every layout and takes no more memory, so that
     only it is searched.
     """
@@ -83,7 +82,6 @@ class Switch:
     needs: str = ""
     meant: Callable[[Value, ModelSpec], Value] = _itself
     changes_numbers: bool = False
-    on_request: bool = False
     never_slower: bool = False
 
     def acts(self, layout: Layout, model: ModelSpec | None) -> bool:
@@ -149,7 +147,6 @@ SWITCHES: tuple[Switch, ...] = (
         values=tuple(CpComm),
         traffic=lambda rows: rows.cp > 1,
         of=_that_attends,
-        on_request=True,
         meant=_without_ring,
     ),
     Switch(name="cuda_graph", meaning="how much is replayed from CUDA graphs", values=tuple(CudaGraph)),

@@ -12,7 +12,7 @@ from layoutopt.optimizer.frameworks.registry import abilities_of
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.recompute_sets import WHOLE_LAYERS, recompute_choices, recompute_text
 from layoutopt.optimizer.space.savers import saver_sets
-from layoutopt.optimizer.space.switch_sets import declared_switches, switch_sets
+from layoutopt.optimizer.space.switch_sets import declared_switches, dominated_switches, switch_sets
 from layoutopt.optimizer.specs.layer_runs import MAX_LAYERS
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import (
@@ -64,7 +64,7 @@ class Axes:
 
     ``dp`` is None where it follows from the GPU count; ``gpus`` is the least and the most GPUs. ``savers`` are the sets
     of memory savers; every one is tried with every precision. So is every set of launch ``switches``; ``switch_values`` are
-    the values of each.
+    the values of each, ``dominated`` those that others are never slower or larger than.
     """
 
     ctx: Context
@@ -84,6 +84,7 @@ class Axes:
     savers: tuple[tuple[Saver, ...], ...]
     switches: tuple[Switches, ...] = ()
     switch_values: Mapping[str, tuple[SwitchValue, ...]] = field(default_factory=dict)
+    dominated: Mapping[str, tuple[SwitchValue, ...]] = field(default_factory=dict)
 
     @cached_property
     def abilities(self) -> Abilities:
@@ -158,6 +159,7 @@ def declare_axes(ctx: Context, options: SpaceOptions) -> Axes:
         savers=saver_sets(ctx, options),
         switches=switch_sets(ctx, options),
         switch_values=declared_switches(ctx, options),
+        dominated=dominated_switches(ctx, options),
     )
 
 

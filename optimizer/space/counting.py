@@ -41,6 +41,14 @@ class SpaceCounts:
     remaining_degrees: int
     remaining_tuples: int
 
+    def beside(self, rule: str, sets: int) -> SpaceCounts:
+        """Count as declared, and as removed by a rule, what every declared tuple would be with ``sets`` further choices."""
+        if not sets:
+            return self
+        more = sets * self.declared_tuples
+        first = RuleCount(rule=rule, degrees=0, tuples=more)
+        return replace(self, declared_tuples=self.declared_tuples + more, removed=(first, *self.removed))
+
     @property
     def last_rule(self) -> str:
         """The rule that removed the last degree tuples."""
@@ -91,10 +99,12 @@ class CountedRows:
 
 @dataclass(frozen=True, slots=True)
 class _Final:
-    """Valid choices: of schedule and precision per row, of ZeRO and order per fold, and the (R, P) table."""
+    """Valid choices: of schedule per row, of precision per ``sort`` (n,) of rows, of ZeRO and order per fold, and the (R, P)
+    table."""
 
     schedule: BoolArray
     precision: BoolArray
+    sort: IntArray
     zero: BoolArray
     order: BoolArray
     table: BoolArray
@@ -115,7 +125,7 @@ def count_modifiers(
     masks = m.masks("schedule", rows)
     declared = _left(m.declared_schedules(rows.pp, rows.vp))
     schedules = _step(tally, _lefts(masks), declared, np.full(len(rows), others * pairs))
-    precision, table, paired = _pairs(m, tally, rows, schedules * others)
+    precision, sort, table, paired = _pairs(m, tally, rows, schedules * others)
     # ZeRO and order are judged per fold: until then a row counts with all that its fold declares.
     per_row = schedules * paired
     per_fold = np.bincount(fold, weights=per_row, minlength=len(folds)).astype(np.int64)
@@ -128,8 +138,8 @@ def count_modifiers(
     tuples = per_row * per_choice
     keep = np.flatnonzero(tuples)
     full = np.array([r.granularity is Granularity.FULL for r in m.recomputes], dtype=bool)
-    whole = _weighted(precision, table[full].sum(axis=0)) * schedules * per_choice
-    final = _Final(masks[-1][1], precision, zeros[-1][1], orders[-1][1], table)
+    whole = _weighted(precision, table[full].sum(axis=0))[sort] * schedules * per_choice
+    final = _Final(masks[-1][1], precision, sort, zeros[-1][1], orders[-1][1], table)
     return CountedRows(
         rows=_with_choice(m, folds, rows.take(keep), fold[keep], keep, final),
         tuples=tuples[keep],
@@ -140,15 +150,16 @@ def count_modifiers(
 
 def _pairs(
     m: Modifiers, tally: Tally, rows: LayoutBatch, others: IntArray
-) -> tuple[BoolArray, BoolArray, IntArray]:
-    """Count pairs of recomputation and precision: the precision mask, the (R, P) table, pairs per row."""
-    choices = len(m.recomputes)
-    masks, tables = m.masks("precision", rows), m.recompute_masks()
+) -> tuple[BoolArray, IntArray, BoolArray, IntArray]:
+    """Count pairs of recomputation and precision: the precision mask (s, P) of each sort of rows, the sort of every row, the
+    (R, P) table, pairs per row."""
+    choices, (alike, sort) = len(m.recomputes), m.sorts(rows)
+    masks, tables = m.masks("precision", alike), m.recompute_masks()
     precision = masks[-1][1]
-    steps = [(name, choices * left) for name, left in _lefts(masks)]
-    steps += [(name, _weighted(precision, table.sum(axis=0))) for name, table in tables]
+    steps = [(name, (choices * left)[sort]) for name, left in _lefts(masks)]
+    steps += [(name, _weighted(precision, table.sum(axis=0))[sort]) for name, table in tables]
     declared = np.full(len(rows), len(m.precisions) * choices)
-    return precision, tables[-1][1], _step(tally, steps, declared, others)
+    return precision, sort, tables[-1][1], _step(tally, steps, declared, others)
 
 
 def _left(mask: BoolArray) -> IntArray:
@@ -202,7 +213,7 @@ def _with_choice(
     preference = np.lexsort((grouped, np.abs(stages - 1)))
     chosen = preference[final.zero[:, preference].argmax(axis=1)]
     shard = m.shards(folds)[np.arange(len(folds)), chosen]
-    precision = (final.precision[keep] & final.table.any(axis=0)).argmax(axis=1)
+    precision = (final.precision & final.table.any(axis=0)).argmax(axis=1)[final.sort[keep]]
     codes = {
         "zero": stages[chosen][fold],
         "hsdp_shard": shard[fold],

@@ -24,6 +24,7 @@ from layoutopt.optimizer.space.rule import search_rules
 from layoutopt.optimizer.space.rules import RULES
 from layoutopt.optimizer.space.savers import savers_text
 from layoutopt.optimizer.space.stage_splits import boxes
+from layoutopt.optimizer.space.switch_sets import NEVER_SLOWER, dominated_sets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -279,7 +280,7 @@ def build_space(
         tuples=counted.tuples,
         whole_layer_tuples=counted.whole_layer_tuples,
         modifiers=modifiers,
-        counts=counted.counts,
+        counts=counted.counts.beside(NEVER_SLOWER, dominated_sets(axes.dominated)),
         empty=None if len(counted.rows) else explain_empty(axes, counted.counts),
     )
 

@@ -13,7 +13,7 @@ from layoutopt.optimizer.space.orders import first_orders
 from layoutopt.optimizer.space.recompute_sets import WHOLE_LAYERS
 from layoutopt.optimizer.space.rules.experts import expert_dp
 from layoutopt.optimizer.space.rules.switches import OnlyWhere
-from layoutopt.optimizer.space.switch_sets import first_switches
+from layoutopt.optimizer.space.switch_sets import first_switches, stated_switches
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import Schedule
 from layoutopt.optimizer.topology.counting import distinct_rows
@@ -120,6 +120,26 @@ class Modifiers:
             steps.append((EQUIVALENT, first_switches(rows, valid)))
         return steps or [("", valid)]
 
+    def sorts(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray]:
+        """Return one row of each sort that precisions and switches are judged alike in, and the sort (n,) of every row.
+
+        Hundreds of codes times all rows would be large tables, and rows differ in few of the conditions on them.
+        """
+        told, columns = np.zeros(len(rows), dtype=np.int64), []
+        facts = [switch.traffic(rows) for switch in stated_switches(self.codebook)] if self.switches else []
+        for rule in self._rules_on("precision"):
+            if isinstance(rule.holds, OnlyWhere) and self.switches:
+                if rule.holds.of_codes(self.codebook, self.ctx).any():
+                    facts.append(rule.holds.legal(rows, self.ctx))
+            else:
+                columns += [getattr(rows, name) for name in DEGREES + CODES if name in rule.reads]
+        for place, fact in enumerate(facts):
+            told |= np.broadcast_to(fact, len(rows)).astype(np.int64) << place
+        if not len(rows):
+            return rows, told
+        first, sort = distinct_rows([told, *columns])
+        return rows.take(first), sort
+
     def _columns(self, rule: Rule, modifier: str, rows: LayoutBatch, choices: list[LayoutBatch]) -> BoolArray:
         """Apply a rule to every choice of a modifier, (n, choices); what tells no codes apart is asked once."""
         if modifier != "precision" or not self.switches:
@@ -176,6 +196,9 @@ class Modifiers:
 
     def valid(self, modifier: str, rows: LayoutBatch) -> BoolArray:
         """Return the final mask of one modifier, (n, choices)."""
+        if modifier == "precision":
+            alike, sort = self.sorts(rows)
+            return self.masks(modifier, alike)[-1][1][sort]
         return self.masks(modifier, rows)[-1][1]
 
     def declared_schedules(self, pp: IntArray, vp: IntArray) -> BoolArray:

@@ -12,12 +12,13 @@ from layoutopt.optimizer.space.axes import MICRO_BATCHES
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.recompute_sets import recompute_text
 from layoutopt.optimizer.space.rules.recompute import GROUPING
-from layoutopt.optimizer.space.rules.switches import kernels_run
+from layoutopt.optimizer.space.switch_sets import NEVER_SLOWER, kernels_run
 from layoutopt.optimizer.specs.vocabulary import Dispatcher, Saver, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from layoutopt.optimizer.frameworks.switches import Switch
     from layoutopt.optimizer.space.axes import Axes
 
 SAVERS = {
@@ -29,13 +30,19 @@ SAVERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Openable:
-    """Values that are not searched: of which axis, what they mean, what opens them, whether results differ with them."""
+    """Values that are not searched: of which axis, what they mean, what opens them, whether results differ with them.
+
+    ``closed_since`` is the reason. ``covered_by`` names the rule that proves them no better than what is searched: an answer
+    is the best with them too.
+    """
 
     name: str
     values: tuple[str, ...]
     meaning: str
     opened_by: str
     changes_numbers: bool
+    closed_since: str = ""
+    covered_by: str = ""
 
 
 def openable(axes: Axes) -> tuple[Openable, ...]:
@@ -67,6 +74,7 @@ def _micro_batches(axes: Axes) -> Iterator[Openable]:
             meaning="sequences of a micro-batch, between the powers of two",
             opened_by=f"--fix micro_batch={','.join(map(str, every))}",
             changes_numbers=False,
+            closed_since="powers of two stand for the sizes between them",
         )
 
 
@@ -99,7 +107,21 @@ def _switches(axes: Axes) -> Iterator[Openable]:
                 meaning=switch.meaning,
                 opened_by=f"--fix {switch.name}={every}",
                 changes_numbers=switch.changes_numbers,
+                **_why(axes, switch),
             )
+
+
+def _why(axes: Axes, switch: Switch) -> dict[str, str]:
+    """Say why values of a switch are not searched: where results differ, that is the reason."""
+    if switch.name in axes.dominated:
+        best = switch_text(axes.abilities.switches[switch.name][-1])
+        return {"closed_since": f"never faster or leaner than {best}", "covered_by": NEVER_SLOWER}
+    if switch.name == "cuda_graph" and switch.name not in axes.options.forbid:
+        return {
+            "closed_since": "no layout here can launch it, experts being sized by the router",
+            "covered_by": "full_graph_shapes",
+        }
+    return {}
 
 
 GROUPS = (2, 4, 8)
@@ -117,6 +139,7 @@ def _between_domains(axes: Axes) -> Iterator[Openable]:
             meaning="how tokens reach their experts",
             opened_by=f"--fix dispatcher={','.join(map(switch_text, has))}",
             changes_numbers=False,
+            closed_since="containers are built without it, and deepep takes the same way with fewer SMs",
         )
 
 
@@ -145,6 +168,9 @@ def _savers(axes: Axes) -> Iterator[Openable]:
                 meaning=SAVERS[saver],
                 opened_by=f"--allow {saver.value}",
                 changes_numbers=saver is Saver.BF16_MOMENTS,
+                closed_since=""
+                if saver is Saver.BF16_MOMENTS
+                else "takes memory of the hosts, which is granted",
             )
 
 

@@ -11,16 +11,20 @@ import numpy as np
 from layoutopt.optimizer.frameworks.preset import preset_of_release, preset_value
 from layoutopt.optimizer.frameworks.registry import abilities_of
 from layoutopt.optimizer.frameworks.switches import (
+    OFF_ON,
     SWITCHES,
     acting,
     combination_fault,
     read_switch,
     switch_text,
 )
+from layoutopt.optimizer.space.rule import FREEST
 from layoutopt.optimizer.specs.layout import Switches
 from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.model import ModelSpec
 
+
+NEVER_SLOWER = "never_slower"
+"""The rule under which tuples are counted with a switch off that is never slower and never larger on."""
 
 FLAGS = {
     "ep_overlap": "overlap_moe_expert_parallel_comm",
@@ -74,7 +81,7 @@ def switch_sets(ctx: Context, options: SpaceOptions) -> tuple[Switches, ...]:
     return launchable or tuple(sets)
 
 
-def _typed(declared: dict[str, tuple[Value, ...]], chosen: tuple[Value, ...]) -> dict[str, Any]:
+def _typed(declared: Mapping[str, tuple[Value, ...]], chosen: tuple[Value, ...]) -> dict[str, Any]:
     return dict(zip(declared, chosen, strict=True))
 
 
@@ -85,39 +92,75 @@ def _declared(switch: Switch, ctx: Context, options: SpaceOptions) -> tuple[Valu
     # One value that the preset has anyway is no choice, and would double every name in the answer.
     own = preset_value(preset_of_release(ctx.framework, ctx.release).with_training(ctx.training), switch)
     limited = options.limits(switch.name)
-    if not has or ((switch.changes_numbers or switch.on_request) and not limited) or not switch.of(ctx.model):
+    if not has or (switch.changes_numbers and not limited) or not switch.of(ctx.model):
         return ()
     refused = {read_switch(switch.name, text) for text in options.forbid.get(switch.name, ())}
     values = tuple(value for value in has if value not in refused)
     # Of both kinds of graph only the better one for the model is tried unasked.
     if switch.name == "cuda_graph" and not limited:
-        left = (
-            CudaGraph.FULL
-            if _sized_by_routing(ctx)
-            else CudaGraph.PARTIAL
-            if CudaGraph.FULL in values
-            else None
-        )
-        values = tuple(value for value in values if value is not left)
+        values = tuple(value for value in values if value is not CudaGraph.FULL or _full_graphs(ctx, options))
     # The last value is the one that is on: with no price in time or memory there is nothing to compare.
-    if switch.never_slower and not limited:
-        values = values[-1:] if _legal_everywhere(switch, ctx, options) else values
+    if _dominates(switch, ctx, options):
+        values = values[-1:]
     return () if values == (own,) else values
 
 
-def _sized_by_routing(ctx: Context) -> bool:
-    """Whether experts get as many tokens as the router sends; a graph of all needs a size, which may drop some.
+def dominated_switches(ctx: Context, options: SpaceOptions) -> dict[str, tuple[Value, ...]]:
+    """Return the values of switches that the release has and another is at least as fast and as lean as, everywhere."""
+    has = abilities_of(ctx.framework, ctx.release).switches
+    return {
+        switch.name: has[switch.name][:-1]
+        for switch in SWITCHES
+        if len(has.get(switch.name, ())) > 1 and switch.of(ctx.model) and _dominates(switch, ctx, options)
+    }
 
-    Elsewhere a graph of the whole iteration replays all that graphs of parts do, with a single launch.
+
+def dominated_sets(dominated: Mapping[str, tuple[Value, ...]]) -> int:
+    """Count the sets of those switches that can be launched and are worse than all of them on."""
+    sets = (Switches(**_typed(dominated, chosen)) for chosen in product(OFF_ON, repeat=len(dominated)))
+    return sum(not combination_fault(one) for one in sets) - 1
+
+
+def _dominates(switch: Switch, ctx: Context, options: SpaceOptions) -> bool:
+    """Whether the last value of a switch stands for all of them: it is never slower, and legal in every layout."""
+    free = switch.never_slower and not options.limits(switch.name)
+    return free and _legal_everywhere(switch, ctx, options)
+
+
+def _full_graphs(ctx: Context, options: SpaceOptions) -> bool:
+    """Whether some dispatcher that is searched knows the sizes of experts before the step, as graphs of all of it need."""
+    has = options.fix.get("dispatcher") or abilities_of(ctx.framework, ctx.release).switches.get("dispatcher")
+    tried: list[Dispatcher | None] = [Dispatcher(str(value)) for value in has or ()]
+    tried = tried or [None]
+    return any(sized(one, ctx) and kernels_run(one, ctx) for one in tried)
+
+
+def sized(dispatcher: Dispatcher | None, ctx: Context) -> bool:
+    """Whether the sizes of experts' kernels are known before the step.
+
+    They are without experts, with a capacity and with HybridEP's own (core 0.18).
     """
-    return ctx.model.moe is not None and ctx.model.moe.capacity_factor is None
+    if ctx.model.moe is None or ctx.model.moe.capacity_factor:
+        return True
+    return dispatcher is Dispatcher.HYBRIDEP and (ctx.framework in FREEST or ctx.release >= (0, 18))
+
+
+def kernels_run(dispatcher: Dispatcher | None, ctx: Context) -> bool:
+    """Whether a dispatcher has kernels for the GPUs; those that exchange inside a node themselves need NVLink."""
+    if dispatcher is None or not dispatcher.deduplicates:
+        return True
+    generation = ctx.cluster.gpu.generation
+    there = generation.hybridep if dispatcher is Dispatcher.HYBRIDEP else generation.deepep
+    return there and ctx.cluster.nvlink_domain > 1
 
 
 def _legal_everywhere(switch: Switch, ctx: Context, options: SpaceOptions) -> bool:
-    """Whether a switch can be on in every layout where it acts: user buffers need sequence parallelism."""
+    """Whether a switch can be on in every layout where it acts: user buffers need sequence parallelism, and torch's
+    asynchronous tensor parallelism a compiler."""
     if switch.name != "tp_overlap":
         return True
-    return abilities_of(ctx.framework, ctx.release).sp and 0 not in options.fix.get("sp", ())
+    compiles = all(read_switch("compiled", text) for text in options.fix.get("compiled", ()))
+    return compiles and abilities_of(ctx.framework, ctx.release).sp and 0 not in options.fix.get("sp", ())
 
 
 def switches_text(switches: Switches) -> str:
@@ -137,15 +180,20 @@ def codes_like(layout: Layout, model: ModelSpec | None, book: Codebook) -> NDArr
     )
 
 
+def stated_switches(book: Codebook) -> list[Switch]:
+    """Return the switches that some precision code of a codebook states."""
+    return [
+        switch for switch in SWITCHES if any(getattr(one, switch.name) is not None for one in book.switches)
+    ]
+
+
 def first_switches(rows: LayoutBatch, valid: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Keep, among each row's valid precision codes, the first of every set whose switches act alike there.
 
     ``valid`` has shape (n, precisions of the codebook). Switches on traffic do nothing where a group is a single rank.
     """
     kept, book = valid.copy(), rows.codebook
-    stated = [
-        switch for switch in SWITCHES if any(getattr(one, switch.name) is not None for one in book.switches)
-    ]
+    stated = stated_switches(book)
     acting = [np.broadcast_to(switch.traffic(rows), len(rows)) for switch in stated]
     # A row's pattern as the bits of one number.
     pattern = np.zeros(len(rows), dtype=np.int64)

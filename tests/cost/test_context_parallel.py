@@ -12,7 +12,14 @@ from layoutopt.optimizer.cost.activations import layer_activations
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import core_attention_work
-from layoutopt.optimizer.cost.context_parallel import attended_keys, division, held_bytes, method_of
+from layoutopt.optimizer.cost.context_parallel import (
+    attended_keys,
+    division,
+    heads_divide,
+    held_bytes,
+    method_of,
+    ring_steps,
+)
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.flops import attended_tokens
@@ -61,7 +68,7 @@ def test_methods_divide_the_whole_group(method: CpComm, cp: int, tp: int) -> Non
     """Heads exchanged times steps of the ring are cp, or nothing is divided because all keys are gathered."""
     cost = cost_of(method)
     ctx, keys = cost.compute_context(batch_of_one(layout(1))), keys_of(cost, cp, tp)
-    parts = division(ctx, keys, FULL)
+    parts = division(ctx, keys, FULL, method)
     assert parts.gathered is (method is CpComm.ALL_GATHER)
     assert float(parts.heads[0] * parts.ring[0]) == (1 if parts.gathered else cp)
     if method is CpComm.A2A_P2P:
@@ -80,11 +87,9 @@ def test_balanced_work(method: CpComm) -> None:
 
 def test_windows_rule_out_the_ring() -> None:
     """A ring has no sliding window: such layers gather keys and values, other layers keep the ring."""
-    cost = cost_of(CpComm.P2P)
-    ctx = cost.compute_context(batch_of_one(layout(1)))
-    assert method_of(ctx, WINDOW) is CpComm.ALL_GATHER
-    assert method_of(ctx, FULL) is CpComm.P2P
-    assert method_of(cost_of(CpComm.A2A).compute_context(batch_of_one(layout(1))), WINDOW) is CpComm.A2A
+    assert method_of(CpComm.P2P, WINDOW) is CpComm.ALL_GATHER
+    assert method_of(CpComm.P2P, FULL) is CpComm.P2P
+    assert method_of(CpComm.A2A, WINDOW) is CpComm.A2A
 
 
 def test_what_one_kernel_call_sees() -> None:
@@ -93,8 +98,8 @@ def test_what_one_kernel_call_sees() -> None:
     for method in METHODS:
         cost = cost_of(method)
         ctx, keys = cost.compute_context(batch_of_one(layout(1))), keys_of(cost, 16)
-        seen[method] = attended_keys(ctx, keys, FULL)[0]
-        assert attended_keys(ctx, keys, WINDOW)[0] == 4096
+        seen[method] = attended_keys(ctx, FULL, ring_steps(ctx, keys, FULL))[0]
+        assert attended_keys(ctx, WINDOW, ring_steps(ctx, keys, WINDOW))[0] == 4096
     assert seen[CpComm.P2P] == 131072 / 16
     assert seen[CpComm.A2A] == seen[CpComm.ALL_GATHER] == 131072
     assert seen[CpComm.A2A_P2P] == 131072 / 4  # four ranks of a node exchange heads
@@ -141,6 +146,23 @@ def test_hierarchical_spares_the_network() -> None:
         for method in (CpComm.A2A, CpComm.A2A_P2P)
     )
     assert both < flat
+
+
+@pytest.mark.parametrize(
+    ("cp", "tp", "split", "repeated"),
+    [
+        (8, 1, True, True),
+        (16, 1, False, True),
+        (4, 4, False, True),
+        (3, 1, False, False),
+        (64, 1, False, False),
+    ],
+)
+def test_heads_that_can_be_scattered(cp: int, tp: int, split: bool, repeated: bool) -> None:
+    """32 heads and 8 key-value heads: cp divides both of a tensor rank, or key-value heads are repeated."""
+    model = load_workload("llama3-8b").model
+    assert bool(heads_divide(model, cp, tp, repeats=False)) is split
+    assert bool(heads_divide(model, cp, tp, repeats=True)) is repeated
 
 
 def test_chunks_attend_less_than_windows() -> None:

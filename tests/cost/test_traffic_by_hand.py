@@ -13,9 +13,9 @@ from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.collectives import _Ledger, _sends
 from layoutopt.optimizer.cost.context_parallel import (
     attended_keys,
+    attended_s,
     exchange_ranks,
     exchanged_bytes,
-    exposed_s,
     gathered_bytes,
     gathered_widths,
     head_widths,
@@ -23,6 +23,8 @@ from layoutopt.optimizer.cost.context_parallel import (
     mamba_bytes,
     passed_bytes,
     ring_bytes,
+    ring_steps,
+    scanned_s,
 )
 from layoutopt.optimizer.cost.data_parallel import (
     DpContext,
@@ -158,7 +160,8 @@ def test_what_a_layer_holds_of_others(
 def test_keys_of_one_kernel(method: CpComm, shape: LayerShape, expected: float) -> None:
     """A ring's step sees a rank's own, here with four ranks of a node that exchange heads half of them; windows cut."""
     comm = comm_of(method)
-    assert attended_keys(comm.compute, comm.keys, shape).tolist() == [expected]
+    steps = ring_steps(comm.compute, comm.keys, shape)
+    assert attended_keys(comm.compute, shape, steps).tolist() == [expected]
 
 
 EXCHANGED = 2 * TOKENS * (16 + 4) * 256
@@ -181,7 +184,7 @@ def test_seconds_of_every_method(
     """A ring hides step by step, each under its own share of attention; what is exchanged or gathered hides nowhere."""
     wire = Wire()
     comm, one = comm_of(method, keeps=keeps, wire=wire), np.ones(1)
-    forward, backward = exposed_s(comm, FULL, Work(core[0] * one, core[1] * one, 0.0 * one))
+    forward, backward = attended_s(comm, FULL, Work(core[0] * one, core[1] * one, 0.0 * one), method)
     assert (forward.tolist(), backward.tolist()) == ([expected[0]], [expected[1]])
     assert wire.members == members
 
@@ -194,13 +197,10 @@ def test_states_and_streams_that_other_mixers_pass() -> None:
     comm = comm_of(wire=wire, linear=linear, mamba=mamba)
     streams = 2 * TOKENS * (3 * 24 * 64 + 2 * 8 * 128 + 24) / 2
     assert mamba_bytes(comm).tolist() == [streams]
-    nothing = Work(np.zeros(1), np.zeros(1), np.zeros(1))
-    assert [s.tolist() for s in exposed_s(comm, LayerShape(mixer=Mixer.MAMBA), nothing)] == [
-        [10 * streams]
-    ] * 2
+    assert [s.tolist() for s in scanned_s(comm, LayerShape(mixer=Mixer.MAMBA))] == [[10 * streams]] * 2
     states = passed_bytes(comm)
     assert states.tolist() == [4 * 8 * 16 * (32 + 16) * 2 * 8 / 2]
-    assert [s.tolist() for s in exposed_s(comm, LayerShape(mixer=Mixer.GATED_DELTA), nothing)] == [
+    assert [s.tolist() for s in scanned_s(comm, LayerShape(mixer=Mixer.GATED_DELTA))] == [
         [100 * states[0]]
     ] * 2
     assert passed_bytes(comm_of(tp=4, cp=4, linear=linear, mamba=mamba)).tolist() == [states[0] / 4]

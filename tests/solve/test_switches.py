@@ -19,7 +19,7 @@ from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.verify.layout import find_tuple
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.layout import Recompute
-from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training
 from layoutopt.optimizer.specs.model import LayerShape, Mlp, ModelSpec, MoeSpec, Run, TrainingSpec
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision
 from layoutopt.optimizer.specs.workload import Workload
@@ -56,8 +56,9 @@ def small_question(number: int) -> Question:
     )
     cluster = load_cluster(f"{rng.choice(['h100', 'a100', 'b200', 'h800'])}x16")
     fix = {
-        "tp": (pick(1, 2),), "cp": (1,), "pp": (1, 2), "vp": (1, 2), "zero": (1,), "hsdp_shard": (0,), "etp": (1,),
-        "ep": (1, pick(2, 4, 8)), "micro_batch": (pick(1, 2),), "mesh_order": ("tp-cp-ep-dp-pp",),
+        "tp": (pick(1, 2),), "cp": (1, 2) if number % 3 == 0 else (1,), "pp": (1, 2), "vp": (1, 2), "zero": (1,),
+        "hsdp_shard": (0,), "etp": (1,), "ep": (1, pick(2, 4, 8)), "micro_batch": (pick(1, 2),),
+        "mesh_order": ("tp-cp-ep-dp-pp",),
     }  # fmt: skip
     space = SpaceOptions(fix=fix, recomputes=(WHOLE, (NOTHING, ACTIVATION)[number % 2]))
     options = SolveOptions(space=space, top=1, framework=(Framework.MEGATRON, Framework.ANY)[number % 4 == 3])
@@ -134,6 +135,49 @@ def test_terms_of_any_switches_are_a_floor(number: int) -> None:
         ours, theirs = (np.asarray(getattr(one, field.name), dtype=np.float64) for one in (least, terms))
         sign = -1 if field.name in ("capacity_bytes", "may_recompute") else 1
         assert (sign * ours <= sign * theirs + 1e-12 * np.abs(theirs)).all(), field.name
+
+
+LONG_QUESTIONS = {
+    "heads that don't divide": ("llama3-8b", Framework.MEGATRON, 131072),
+    "repeated heads": ("llama3-8b", Framework.ANY, 32768),
+    "latent heads beside experts": ("deepseek-v2", Framework.MEGATRON, 32768),
+    "windows and experts": ("gpt-oss-120b", Framework.MEGATRON, 16384),
+    "linear layers among others": ("qwen3-next-80b-a3b", Framework.ANY, 32768),
+}
+
+
+@pytest.mark.parametrize("name", LONG_QUESTIONS)
+def test_terms_of_any_kind_of_context_parallelism_are_a_floor(name: str) -> None:
+    """Attention and its traffic together take no less than where every kind that the rules allow is open at once."""
+    model, framework, length = LONG_QUESTIONS[name]
+    workload = override_training(load_workload(model), sequence_length=length, global_batch=64)
+    fix = {
+        "tp": (1, 2, 8),
+        "cp": (1, 2, 8, 16),
+        "pp": (1, 2),
+        "vp": (1, 2),
+        "zero": (1,),
+        "micro_batch": (1,),
+        "etp": (1,),
+    }
+    space = SpaceOptions(
+        fix=fix | {"ep": (1, 8), "mesh_order": ("tp-cp-ep-dp-pp",)}, recomputes=(NOTHING, WHOLE)
+    )
+    options = SolveOptions(space=space, top=1, framework=framework)
+    source = Question(workload=workload, cluster=load_cluster("h100x64"), options=options).costed_space()
+    batch, _ = source.expand(source.degrees)
+    book = source.space.modifiers.codebook
+    kinds = np.array([str(book.switches_of(code).cp_kind) for code in range(len(book.precisions))])
+    used = set(kinds[batch.precision][batch.cp > 1].tolist())
+    assert len(used) > 1
+    terms, least = source.terms(batch), source.cost.terms_in(batch, View(any_switches=True))
+    relaxed = source.relaxed(batch)
+    for field in fields(terms):
+        theirs = np.asarray(getattr(terms, field.name), dtype=np.float64)
+        sign = -1 if field.name in ("capacity_bytes", "may_recompute") else 1
+        for one in (least, relaxed):
+            ours = np.asarray(getattr(one, field.name), dtype=np.float64)
+            assert (sign * ours <= sign * theirs + 1e-12 * np.abs(theirs)).all(), field.name
 
 
 def test_undominated_choices_hold_the_best() -> None:

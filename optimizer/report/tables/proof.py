@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.solve.certificate import Certificate
     from layoutopt.optimizer.solve.plan import Plan
     from layoutopt.optimizer.space.enumeration import Space
+    from layoutopt.optimizer.space.openable import Openable
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
 
@@ -124,19 +125,26 @@ def space_tables(space: Space, workload: Workload, cluster: ClusterSpec, *, fram
 
 
 def _openable_sections(space: Space) -> Iterator[RenderableType]:
-    """List what is not searched unless it is opened, apart where results differ with it."""
+    """List what is not searched unless it is opened, apart what can't be better, and where results differ with it."""
     found = openable(space.axes)
-    for title, changes in (
-        ("Not searched, results are the same", False),
-        ("Not searched, results differ", True),
+    for title, of in (
+        ("Not searched, covered by the proof", [one for one in found if one.covered_by]),
+        (
+            "Not searched, results are the same",
+            [one for one in found if not (one.covered_by or one.changes_numbers)],
+        ),
+        ("Not searched, results differ", [one for one in found if one.changes_numbers]),
     ):
-        rows = [
-            (one.name, ", ".join(one.values), f"{one.meaning}; {one.opened_by}")
-            for one in found
-            if one.changes_numbers is changes
-        ]
+        rows = [(one.name, ", ".join(one.values), _closed_words(one)) for one in of]
         if rows:
-            yield section(title, grid(["axis", "values", "meaning; what opens it"], rows, left=(0, 1, 2)))
+            yield section(
+                title, grid(["axis", "values", "meaning; why not; what opens it"], rows, left=(0, 1, 2))
+            )
+
+
+def _closed_words(one: Openable) -> str:
+    rule = f" ({one.covered_by})" if one.covered_by else ""
+    return "; ".join(part for part in (one.meaning, one.closed_since + rule, one.opened_by) if part)
 
 
 def _stage_words(space: Space) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.context_parallel import heads_divide, scattered_kv_heads
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.frameworks.torchtitan import ERA_B, ERA_C
 from layoutopt.optimizer.space.repairs import lowered, regrouped, setting
@@ -19,10 +20,12 @@ from layoutopt.optimizer.space.rule import (
     Rule,
     everywhere,
     mask,
+    says,
     varying,
 )
 from layoutopt.optimizer.space.rules.switches import OnlyWhere, cp_kind
 from layoutopt.optimizer.space.switch_sets import stated
+from layoutopt.optimizer.specs.model import Mixer
 from layoutopt.optimizer.specs.vocabulary import CpComm
 
 if TYPE_CHECKING:
@@ -87,34 +90,20 @@ def _sequence_toml_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return text, {"sequence": sequence, "multiple": multiple}
 
 
-def _kv_heads(ctx: Context) -> int:
-    """Latent attention expands keys and values for every head before they are exchanged."""
-    return ctx.model.common_kv_heads if ctx.model.mla is None else ctx.model.heads
-
-
-def _ulysses(rows: LayoutBatch, ctx: Context, *, repeat: bool) -> BoolArray:
-    # Head-scattering works on what a tensor rank has left.
-    heads, kv = ctx.model.heads // rows.tp, np.maximum(_kv_heads(ctx) // rows.tp, 1)
-    kv_fits = kv % rows.cp == 0
-    if repeat:
-        kv_fits = kv_fits | (rows.cp % kv == 0)
-    return mask((heads % rows.cp == 0) & kv_fits)
-
-
 def _scatters(switches: Switches, ctx: Context) -> bool:
     return cp_kind(switches, ctx) is CpComm.A2A
 
 
 def _ulysses_split(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    return _ulysses(rows, ctx, repeat=False)
+    return mask(heads_divide(ctx.model, rows.cp, rows.tp, repeats=False))
 
 
 def _ulysses_always(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    return _ulysses(rows, ctx, repeat=True)
+    return mask(heads_divide(ctx.model, rows.cp, rows.tp, repeats=True))
 
 
 def _ulysses_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
-    heads, kv = ctx.model.heads // layout.tp, max(_kv_heads(ctx) // layout.tp, 1)
+    heads, kv = ctx.model.heads // layout.tp, max(scattered_kv_heads(ctx.model) // layout.tp, 1)
     text = f"head-scattering cp {layout.cp} over {heads} heads and {kv} key-value heads per tensor rank"
     return text, {"heads_per_rank": heads, "kv_heads_per_rank": kv, "cp": layout.cp}
 
@@ -151,6 +140,17 @@ def _chosen_alone_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 def _chosen_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     kind = cp_kind(layout.switches, ctx)
     return f"sparse attention with cp {layout.cp} over {kind}; use all_gather", {"cp": layout.cp}
+
+
+def _kinds_by_layer(switches: Switches, ctx: Context) -> bool:
+    """Whether keys would go round a ring in whole layers and be gathered in those with a window."""
+    kind = cp_kind(switches, ctx)
+    whole = any(shape.mixer is Mixer.ATTENTION and shape.window is None for shape in ctx.shapes)
+    return kind in (CpComm.P2P, CpComm.A2A_P2P) and whole and ctx.has_windows
+
+
+def _gathered(rule: Rule, layout: Layout, ctx: Context) -> Layout:
+    return replace(layout, switches=replace(layout.switches, cp_kind=CpComm.ALL_GATHER))
 
 
 def _moe_sp(rows: LayoutBatch, ctx: Context) -> BoolArray:
@@ -353,6 +353,18 @@ RULES: tuple[Rule, ...] = (
         valid=varying("cp", limit=1),
         frameworks=MEGATRONS,
         flag="cp_comm",
+    ),
+    Rule(
+        name="one_cp_kind",
+        formula="windows in some layers and cp > 1 => cp_kind in (a2a, all_gather)",
+        reason="the list of kinds by layer is read one entry too far, past its end in the last layer",
+        source="NVIDIA/Megatron-LM core/transformer/transformer_layer.py, cp_comm_type[self.layer_number], core 0.16",
+        reads=frozenset({"cp", "switches"}),
+        holds=OnlyWhere(_kinds_by_layer, lambda rows, ctx: rows.cp == 1),
+        detail=says("windows in some layers with keys that go round a ring in the others", "cp"),
+        repair=_gathered,
+        frameworks=MEGATRONS,
+        until=(0, 17),
     ),
     Rule(
         name="moe_needs_sp",

@@ -11,8 +11,7 @@ from layoutopt.optimizer.frameworks.preset import preset_of_release, preset_valu
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.frameworks.switches import BY_NAME, combination_fault, switch_text
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, Rule, everywhere, says
-from layoutopt.optimizer.space.switch_sets import stated
-from layoutopt.optimizer.specs.model import Mixer
+from layoutopt.optimizer.space.switch_sets import kernels_run, sized, stated
 from layoutopt.optimizer.specs.vocabulary import CpComm, CudaGraph, Dispatcher, Granularity, Precision
 
 if TYPE_CHECKING:
@@ -123,15 +122,6 @@ def _together_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
     return combination_fault(stated(layout.switches, ctx.options)), {}
 
 
-def kernels_run(dispatcher: Dispatcher | None, ctx: Context) -> bool:
-    """Whether a dispatcher has kernels for the GPUs; those that exchange inside a node themselves need NVLink."""
-    if dispatcher is None or not dispatcher.deduplicates:
-        return True
-    generation = ctx.cluster.gpu.generation
-    there = generation.hybridep if dispatcher is Dispatcher.HYBRIDEP else generation.deepep
-    return there and ctx.cluster.nvlink_domain > 1
-
-
 def _merged_passes(rows: LayoutBatch, ctx: Context) -> BoolArray:
     chunks = (rows.pp == 1) | (rows.vp > 1)
     result: BoolArray = (rows.ep > 1) & chunks & (ctx.model.mtp_layers <= 1)
@@ -158,14 +148,13 @@ def _ends_whole(rows: LayoutBatch, ctx: Context) -> BoolArray:
 
 
 def _unsized(switches: Switches, ctx: Context) -> bool:
-    """Whether a graph of the whole iteration would hold kernels whose sizes the router decides.
+    """Whether a graph of the whole iteration would hold kernels whose sizes the router decides."""
+    return switches.cuda_graph is CudaGraph.FULL and not sized(switches.dispatcher, ctx)
 
-    Without experts, with a capacity and with HybridEP's own (core 0.18) sizes are known before the step.
-    """
-    if switches.cuda_graph is not CudaGraph.FULL or ctx.model.moe is None or ctx.model.moe.capacity_factor:
-        return False
-    sized = ctx.framework in FREEST or ctx.release >= (0, 18)
-    return not (sized and switches.dispatcher is Dispatcher.HYBRIDEP)
+
+def _sized_by_exchange(switches: Switches, ctx: Context) -> bool:
+    """Whether a graph of the whole iteration takes the sizes of experts from their dispatcher."""
+    return switches.cuda_graph is CudaGraph.FULL and not sized(None, ctx)
 
 
 def _deepep_pads(switches: Switches, ctx: Context) -> bool:
@@ -179,17 +168,6 @@ def _deepep_pads(switches: Switches, ctx: Context) -> bool:
 def cp_kind(switches: Switches, ctx: Context) -> CpComm:
     """Return how context parallelism communicates: as the switches or the launch say, else as the trainer does."""
     return stated(switches, ctx.options).cp_kind or preset_of_release(ctx.framework, ctx.release).cp_comm
-
-
-def _kinds_by_layer(switches: Switches, ctx: Context) -> bool:
-    """Whether keys would go round a ring in whole layers and be gathered in those with a window."""
-    kind = cp_kind(switches, ctx)
-    whole = any(shape.mixer is Mixer.ATTENTION and shape.window is None for shape in ctx.shapes)
-    return kind in (CpComm.P2P, CpComm.A2A_P2P) and whole and ctx.has_windows
-
-
-def _gathered(rule: Rule, layout: Layout, ctx: Context) -> Layout:
-    return replace(layout, switches=replace(layout.switches, cp_kind=CpComm.ALL_GATHER))
 
 
 def _all_to_all(rule: Rule, layout: Layout, ctx: Context) -> Layout:
@@ -327,19 +305,6 @@ RULES: tuple[Rule, ...] = (
         until=(0, 18),
     ),
     _rule(
-        "one_cp_kind",
-        {"cp"},
-        OnlyWhere(_kinds_by_layer, lambda rows, ctx: rows.cp == 1),
-        says("windows in some layers with keys that go round a ring in the others", "cp"),
-        formula="windows in some layers and cp > 1 => cp_kind in (a2a, all_gather)",
-        reason="the list of kinds by layer is read one entry too far, past its end in the last layer",
-        source="NVIDIA/Megatron-LM core/transformer/transformer_layer.py, cp_comm_type[self.layer_number], core 0.16",
-        repair=_gathered,
-        axis="",
-        frameworks=MEGATRONS,
-        until=(0, 17),
-    ),
-    _rule(
         "tp_overlap_needs_sp",
         {"tp", "sp"},
         OnlyWhere(_on("tp_overlap"), _ends_whole),
@@ -370,6 +335,17 @@ RULES: tuple[Rule, ...] = (
         formula="cuda_graph = full_iteration => no experts, a capacity, or dispatcher = hybridep (core 0.18)",
         reason="a captured kernel can't be sized by what the router decides",
         repair=_switched_off("cuda_graph"),
+    ),
+    _rule(
+        "full_graph_shapes",
+        {"ep"},
+        OnlyWhere(_sized_by_exchange, lambda rows, ctx: rows.ep > 1),
+        says("a graph of the whole iteration needs token counts that are known before it", "ep"),
+        formula="cuda_graph = full_iteration and no capacity => ep > 1",
+        reason="HybridEP, which sizes experts, exchanges nothing in one rank",
+        source="NVIDIA/Megatron-LM core/transformer/moe/token_dispatcher.py, MoEFlexTokenDispatcher",
+        repair=_switched_off("cuda_graph"),
+        axis="",
     ),
     _rule(
         "dispatcher_alone",
