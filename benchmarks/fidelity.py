@@ -38,6 +38,7 @@ from layoutopt.optimizer.cost.constants import constant_table
 from layoutopt.optimizer.evidence.band import ALL, SHARES
 from layoutopt.optimizer.evidence.case import RunFamily
 from layoutopt.optimizer.evidence.cases import build_cases
+from layoutopt.optimizer.evidence.flop_counts import is_recounted
 from layoutopt.optimizer.evidence.metrics import summarize
 from layoutopt.optimizer.evidence.published import references
 from layoutopt.optimizer.evidence.robust import MAD_TO_SIGMA
@@ -477,8 +478,10 @@ def page(
         "Errors are shares of the measured step time; bias is positive where predictions are too slow.",
         "",
         f"The constants were fitted to {fits} (`benchmarks/fit.py`); those of 8- and 4-bit",
-        "multiplications anew, with the others held, when casts and gathers by recipe came in. All timed rows, each with",
-        "its own publication left out of the fit (`benchmarks/intervals.py`), percent:",
+        "multiplications anew, with the others held, when casts and gathers by recipe came in. "
+        f"The seconds of {sum(is_recounted(row.case.run) for row in report.results)} rows",
+        "were recounted since (`flop_counts` below), no constant with them. All timed rows, each with its own publication",
+        "left out of the fit (`benchmarks/intervals.py`), percent:",
         *errors_table("family", {name: percent(one) for name, one in unseen.items()}),
         f"{len(faulty)} rows are left out as faulty builds: per token they took more than {FAULTY:g} times what the same",
         "layout takes elsewhere in its source with a micro-batch that is no larger (`tests/checks/healthy.py`).",

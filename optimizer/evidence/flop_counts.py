@@ -18,17 +18,18 @@ DERIVED = "tflops_gpu"
 """``measured_from`` of rows whose seconds are their model's FLOPs over stated TFLOP/s."""
 
 
+def is_recounted(run: MeasuredRun) -> bool:
+    """Whether a row's seconds were derived by the whole attention square where its publication counts half of it."""
+    derived = run.measured_from == DERIVED and run.measured_step_s is not None
+    return derived and any(phrase in (run.source or "") for phrase in _phrases())
+
+
 def recounted(run: MeasuredRun, model: ModelSpec, sequence_length: float) -> MeasuredRun:
-    """Return the row with the seconds that its TFLOP/s mean where its publication counts half of the attention square."""
-    seconds = run.measured_step_s
-    if run.measured_from != DERIVED or seconds is None or not _counts_half(run.source or ""):
+    """Return the row with the seconds that its TFLOP/s mean by its publication's own count."""
+    if run.measured_step_s is None or not is_recounted(run):
         return run
     half, whole = (model_flops_per_token(model, sequence_length, causal=causal) for causal in (True, False))
-    return replace(run, measured_step_s=seconds * half / whole)
-
-
-def _counts_half(source: str) -> bool:
-    return any(phrase in source for phrase in _phrases())
+    return replace(run, measured_step_s=run.measured_step_s * half / whole)
 
 
 @cache

@@ -13,7 +13,7 @@ from checks.experiment import calibration_gain
 from checks.fit import loss_of
 from checks.fit_plan import MOST, parse_plan
 from checks.fit_text import split_names
-from checks.healthy import healthy, order_of
+from checks.healthy import healthy, order_of, steady
 from checks.pricing import Pricer
 from checks.published import read_runs
 from checks.residuals import from_csv, unseen_errors
@@ -94,17 +94,32 @@ def test_the_joint_posterior_is_data() -> None:
         assert variance**0.5 == pytest.approx(FITTED["constants"][name]["posterior"], rel=2e-2), name
 
 
-def test_order_inside_groups(report: ValidationReport) -> None:
-    """Layouts of one group come out in the measured order, the pick a little too optimistic. Wanted: tau 0.65, regret 2%."""
+@pytest.mark.parametrize(
+    ("first_iterations", "tau", "mean", "worst"),
+    [
+        (True, 0.6, 0.045, 0.45),  # wanted: 0.65, 0.02, 0.1
+        (False, 0.65, 0.02, 0.1),
+    ],
+)
+def test_order_inside_groups(
+    report: ValidationReport, *, first_iterations: bool, tau: float, mean: float, worst: float
+) -> None:
+    """Layouts of one group come out in the measured order, the pick a little too optimistic.
+
+    With the groups whose times are those of a job's first iterations alone, and without.
+    """
     rows = [row for row in report.results if row.case.measured_s is not None]
     predicted = {row.case.run.id: row.prediction.step_time_s for row in rows}
-    order = order_of([row.case for row in rows], predicted)
+    cases = [row.case for row in rows]
+    order = order_of(cases if first_iterations else steady(cases), predicted)
     summary = order.summary
-    assert summary.kendall_tau is not None and summary.kendall_tau >= 0.6
+    assert summary.groups >= 16
+    assert summary.kendall_tau is not None and summary.kendall_tau >= tau
     assert summary.pairs_over_10pct is not None and summary.pairs_over_10pct >= 0.85
     assert summary.top1_regret_median == 0
-    assert summary.top1_regret_mean is not None and summary.top1_regret_mean <= 0.045
+    assert summary.top1_regret_mean is not None and summary.top1_regret_mean <= mean
     assert summary.top3_regret_mean is not None and summary.top3_regret_mean <= 0.003
+    assert order.worst_regret <= worst
     assert order.curse <= 0.03
 
 
