@@ -93,4 +93,5 @@ def _simple_preset(preset: FrameworkPreset) -> FrameworkPreset:
         param_overlap=True,
         reduce_each_micro_batch=False,
         keep_gathered_with_pp=False,
+        torch_pipeline=False,
     )

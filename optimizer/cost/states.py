@@ -111,7 +111,7 @@ def in_torch_pipeline(preset: FrameworkPreset, batch: LayoutBatch) -> BoolArray:
 
     pytorch/pytorch torch/distributed/pipelining/stage.py: backward_maybe_with_nosync, args_recv_info, grad_recv_info.
     """
-    return np.asarray((batch.pp > 1) & preset.keep_gathered_with_pp)
+    return np.asarray((batch.pp > 1) & preset.torch_pipeline)
 
 
 def owned_parameters(batch: LayoutBatch, held: RankParameters, copies: int = 1) -> FloatArray:

@@ -75,6 +75,8 @@ class FrameworkPreset:
     ``offload_optimizer``, ``offload_activations``: where the optimizer's state, with weights that have no separate
     master copy, and what blocks keep for the backward pass live in host memory.
     ``keep_gathered_with_pp``: with pp > 1 ZeRO-3 keeps weights gathered over the step.
+    ``torch_pipeline``: stages run under torch's own schedules, which keep what a stage puts out until its backward pass,
+    a receive buffer for every micro-batch, and whole gradients up to the last one.
     ``holds_back_traffic``: whole gradients, HSDP replicas and ZeRO-2 without master weights are reduced in the last
     micro-batch alone (``no_sync``).
     ``zero1_all_reduce``: ZeRO-1 reduces whole gradients on every rank.
@@ -149,6 +151,7 @@ class FrameworkPreset:
     reduce_each_micro_batch: bool
     holds_back_traffic: bool
     keep_gathered_with_pp: bool
+    torch_pipeline: bool
     zero1_all_reduce: bool
     dispatch_fp8: bool
     dispatcher: Dispatcher
