@@ -278,6 +278,10 @@ INFORMATION = re.compile(
     r"the model is \S+ with its published sizes|(PyTorch FSDP|Hugging Face)[^:]*: judged as .*"
     r"|read from .*, which the script starts|accelerate starts Megatron-LM|sample_packing: .*"
     r"|.* (are not part of|not during) the actor's step|the global batch is \d+ \* \d+ sequences per data-parallel rank"
+    # what the trainer itself makes of a setting
+    r"|num_query_groups \d+ is ignored: .*|virtual stages are parsed, but .*: vp=1|cp_comm_strategy .*: priced as p2p"
+    # what is so of a machine
+    r"|NVLink is not all-to-all: .*|\d+ of \d+ GPUs have no (NVLink|NIC) .*|no NIC is GPU-direct .*|\d+ switches without .*"
 )
 """Notes that say how a file was read where nothing had to be assumed or left out."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.interop.files import assumed_of, notes_of
 from layoutopt.optimizer.interop.launch.adapters import AXOLOTL, LLAMA_FACTORY, PEFT, SWIFT, read_adapter
 from layoutopt.optimizer.interop.launch.config_command import after, is_script, overrides_in
 from layoutopt.optimizer.interop.launch.flags import ArgFields, LeftOpen
@@ -26,6 +27,7 @@ from layoutopt.optimizer.interop.reading import (
     Fields,
 )
 from layoutopt.optimizer.interop.shell.values import hole
+from layoutopt.optimizer.interop.sources import import_text
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.model import OptimizerSpec
 from layoutopt.optimizer.specs.vocabulary import (
@@ -362,3 +364,47 @@ def test_written_words() -> None:
     assert _wrapped(["a" * 50, "b" * 58]) == ["  " + "a" * 50, "  " + "b" * 58]
     assert [python_text(one) for one in ("a", 'a"b', "a'b", "a\n")] == ['"a"', "'a\"b'", '"a\'b"', '"a\\n"']
     assert toml_text('a"\x7f') == '"a\\"\\u007f"'
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "assumed"),
+    [
+        ("nvidia-topo", "  GPU0 NIC0\nGPU0 X SYS\nNIC0 SYS X\n", 0),
+        ("slurm-conf", "SwitchName=s1 Nodes=a\nSwitchName=s2 Nodes=b\n", 0),
+        ("pbs-nodefile", "a\na\n", 1),
+        ("megatron-args", "pretrain_gpt.py --num-layers 8 --tensor-model-parallel-size 2 --num-query-groups 2 --num-experts 2 "
+        "--hidden-size 64 --num-attention-heads 4 --vocab-size 8 --ffn-hidden-size 8 --position-embedding-type rope "
+        "--expert-tensor-parallel-size 1", 5),
+        ("accelerate-yaml", "distributed_type: FSDP\nnum_processes: 2\nmixed_precision: bf16\n"
+        "fsdp_config: {fsdp_activation_checkpointing: true}\nparallelism_config: {parallelism_config_cp_size: 2, "
+        "parallelism_config_cp_comm_strategy: alltoall}", 3),
+    ],
+)  # fmt: skip
+def test_only_what_is_assumed_or_left_out_is_refused_by_strict(kind: str, text: str, assumed: int) -> None:
+    """What the trainer makes of a setting, and what is so of a machine, is information; what is missing is not."""
+    found = import_text(text, "f", kind)
+    notes = assumed_of(found)
+    assert len(notes) == assumed, notes
+    assert len(notes) < len(notes_of(found)) or kind == "pbs-nodefile"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            'N=$(basename "$D")',
+            'comes from $(basename "$D"), which the script does not set (the value itself in the script)',
+        ),
+        (
+            "for i in {1..5001}; do N=$i; done",
+            "comes from {1..5001}, more words than are read, which the script does not set (the value itself in the script)",
+        ),
+        ("N=$M", "comes from $M, which the script does not set (--set M=...)"),
+        ("N=$3", "comes from $3, which the script does not set (--arg 3=...)"),
+    ],
+)
+def test_what_only_the_outside_knows_is_shown_as_the_script_writes_it(line: str, said: str) -> None:
+    """With what closes it: an option for a variable or an argument, the value itself for what a program would print."""
+    flags = "--num-layers 8 --tensor-model-parallel-size 2 --global-batch-size $N"
+    job = import_text(f"#!/bin/bash\n{line}\npython pretrain_gpt.py {flags}\n", "f", "megatron-args").value
+    assert f"--global-batch-size: {said}" in job.missing

@@ -160,16 +160,17 @@ def _c_style_for_statement(shell: Shell, node: Node) -> Status:
     body, condition = child_of(node, "body"), child_of(node, "condition")
     update, start = (node.children_by_field_name(field) for field in ("update", "initializer"))
     _arithmetic(shell, start)
-    if body is None or condition is None:
+    if body is None:
         return True
 
     def goes_on(turn: int) -> bool:
-        """Count on, then judge the condition."""
+        """Count on, then judge the condition; none always holds."""
         if turn:
             _arithmetic(shell, update)
-        return bool(_arithmetic(shell, [condition]))
+        return condition is None or bool(_arithmetic(shell, [condition]))
 
-    return _loop(shell, node, body, goes_on)
+    endless = condition is None and not _has_way_out(body)
+    return _loop(shell, node, body, goes_on, ENDLESS_ROUNDS if endless else MAX_ROUNDS)
 
 
 def _arithmetic(shell: Shell, nodes: Sequence[Node]) -> int | None:
@@ -190,8 +191,12 @@ def _while_statement(shell: Shell, node: Node) -> Status:
             shell.record.assume(f"the loop of line {line_of(node)} does not run")
         return status == wanted
 
-    endless = text_of(condition).strip() in ENDLESS and not any(way in text_of(body) for way in WAYS_OUT)
+    endless = text_of(condition).strip() in ENDLESS and not _has_way_out(body)
     return _loop(shell, node, body, goes_on, ENDLESS_ROUNDS if endless else MAX_ROUNDS)
+
+
+def _has_way_out(body: Node) -> bool:
+    return any(way in text_of(body) for way in WAYS_OUT)
 
 
 def _loop(

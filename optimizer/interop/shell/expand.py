@@ -87,6 +87,8 @@ class Expander:
         if node.type in ("word", "concatenation", "brace_expression") and "{" in text_of(node):
             source = text_of(node).strip()
             sources = brace_expand(source)
+            if sources is None:
+                return [hole(f"{source}, more words than are read")]
             if sources != [source]:
                 return [word for one in sources for word in self._words_of(one)]
         return self._split(self.fields(node, quoted=False))

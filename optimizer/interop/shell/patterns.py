@@ -215,10 +215,9 @@ def _replaced(text: str, glob: str, new: str, *, every: bool) -> str | None:
     return "".join(result) + text[at:]
 
 
-def brace_expand(source: str, most: int = MAX_WORDS) -> list[str]:
-    """Expand ``{a,b}`` and ``{1..4}`` in the source of a word; without braces, or beyond ``most`` words, itself."""
-    words = _braces(source, most) if source.count("{") <= MOST_BRACES else None
-    return [source] if words is None else words
+def brace_expand(source: str) -> list[str] | None:
+    """Expand ``{a,b}`` and ``{1..4}`` in the source of a word; None beyond ``MAX_WORDS`` words or ``MOST_BRACES`` braces."""
+    return _braces(source, MAX_WORDS) if source.count("{") <= MOST_BRACES else None
 
 
 def _braces(source: str, most: int) -> list[str] | None:

@@ -143,7 +143,7 @@ def _givable(names: list[str]) -> bool:
 
 
 def how_to_give(names: list[str]) -> str:
-    """Say by which options values come from outside."""
+    """Say by which options values come from outside; what a program prints is no variable, and has to be written down."""
     shown = [
         f"--arg {name if name.isdecimal() else 1}=..."
         if name.isdecimal() or name in "#@*"
@@ -151,7 +151,7 @@ def how_to_give(names: list[str]) -> str:
         for name in names
         if re.fullmatch(_GIVEN, name)
     ]
-    return " or ".join(dict.fromkeys(shown)) or "--set NAME=VALUE or --arg N=VALUE"
+    return " or ".join(dict.fromkeys(shown)) or "the value itself in the script"
 
 
 def _read(root: Node, record: Record) -> Script:

@@ -52,8 +52,10 @@ def has_hole(text: str) -> bool:
 
 
 def show(text: str) -> str:
-    """Write a text for people: holes as ``$NAME``."""
-    return _HOLES.sub(lambda match: f"${match[1].replace(_BLANK, ' ')}", text)
+    """Write a text for people: holes as ``$NAME``, those of an expansion as the script writes it."""
+    return _HOLES.sub(lambda match: ("" if match[1][:1] in "$`{<" else "$") + match[1], text).replace(
+        _BLANK, " "
+    )
 
 
 def without_private(text: str) -> str:

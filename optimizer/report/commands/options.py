@@ -155,7 +155,7 @@ cluster_argument = click.argument("cluster", metavar="CLUSTER", shell_complete=c
 _READING = (
     click.option(
         "--set", "settings", metavar="NAME=VALUE", multiple=True, type=Setting(),
-        help="A variable that a launch script leaves to the outside.",
+        help="A variable that a launch script leaves to the outside, or LINE_N=1: the first way at the condition of line N.",
     ),
     click.option(
         "--arg", "arguments", metavar="N=VALUE", multiple=True, type=Argument(),
