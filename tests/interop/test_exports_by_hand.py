@@ -65,6 +65,7 @@ def test_deepspeeds_command() -> None:
     """Axes beyond one are in the JSON, what only the trainer knows in its flags."""
     job = deepspeed_job(target("deepspeed", tp=2, cp=2, dp=4, recompute=FULL))
     config = json.loads(job.files["ds_config.json"])
+    assert job.files["ds_config.json"] == json.dumps(config, indent=2) + "\n"
     assert config["tensor_parallel"] == {"autotp_size": 2} and config["sequence_parallel_size"] == 2
     assert "expert_parallel" not in config
     assert job.command.replace("\\\n", "").split() == [

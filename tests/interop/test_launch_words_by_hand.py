@@ -201,6 +201,9 @@ def test_fsdp_launches_may_not_say_what_they_recompute() -> None:
         ("jsrun -n 2 -g 0 train.py", None),
         ("jsrun -n 2 train.py", None),
         ("python train.py --nproc_per_node 8", None),
+        ("mpirun --npernode 8 --nodes 2 train.py", 16),
+        ("srun --nproc_per_node 8 --nodes 2 train.py", 16),
+        ("srun --nproc_per_node 8 train.py", None),
     ],
 )
 def test_processes_that_commands_start(words: str, gpus: int | None) -> None:
@@ -372,9 +375,9 @@ def test_written_words() -> None:
         ("nvidia-topo", "  GPU0 NIC0\nGPU0 X SYS\nNIC0 SYS X\n", 0),
         ("slurm-conf", "SwitchName=s1 Nodes=a\nSwitchName=s2 Nodes=b\n", 0),
         ("pbs-nodefile", "a\na\n", 1),
-        ("megatron-args", "pretrain_gpt.py --num-layers 8 --tensor-model-parallel-size 2 --num-query-groups 2 --num-experts 2 "
-        "--hidden-size 64 --num-attention-heads 4 --vocab-size 8 --ffn-hidden-size 8 --position-embedding-type rope "
-        "--expert-tensor-parallel-size 1", 5),
+        ("megatron-args", "pretrain_gpt.py --num-layers 8 --tensor-model-parallel-size 2 --num-query-groups 2 "
+        "--num-experts 2 --hidden-size 64 --num-attention-heads 4 --vocab-size 8 --ffn-hidden-size 8 "
+        "--position-embedding-type rope --expert-tensor-parallel-size 1", 5),
         ("accelerate-yaml", "distributed_type: FSDP\nnum_processes: 2\nmixed_precision: bf16\n"
         "fsdp_config: {fsdp_activation_checkpointing: true}\nparallelism_config: {parallelism_config_cp_size: 2, "
         "parallelism_config_cp_comm_strategy: alltoall}", 3),

@@ -10,9 +10,11 @@ from checks.agreement import dense_model, windowed
 from checks.targets import DENSE, EXPERTS, FULL, on, says, staged, target
 
 from layoutopt.optimizer.interop.megatron import write_model
+from layoutopt.optimizer.interop.megatron.variants import variant_settings
 from layoutopt.optimizer.interop.megatron_bridge import write as bridge
 from layoutopt.optimizer.specs.errors import InputError
-from layoutopt.optimizer.specs.model import MlaSpec, Norm
+from layoutopt.optimizer.specs.layer_runs import runs_of, with_indexers
+from layoutopt.optimizer.specs.model import IndexerSpec, LinearSpec, Mixer, MlaSpec, Norm
 from layoutopt.optimizer.specs.vocabulary import (
     CudaGraph,
     Dispatcher,
@@ -298,3 +300,26 @@ def test_recipes_of_models_and_their_kin() -> None:
         assert len(notes) == count
     old = target("megatron-bridge", model=replace(DENSE, name="gpt3-175b"), release=(0, 16))
     assert bridge.recipe_of(old, []) == "llama3_8b_pretrain_config"
+
+
+def test_variants_of_attention_in_megatrons_words() -> None:
+    """Linear layers by marks, chosen keys by sizes; a period of layers that choose from core 0.19 on, gates alone."""
+    linear = LinearSpec(key_heads=2, value_heads=4, key_head_dim=8, value_head_dim=16, conv=3)
+    plain = DENSE.runs[0].block[0]
+    run = replace(DENSE.runs[0], block=(replace(plain, mixer=Mixer.GATED_DELTA), plain), count=2)
+    mixed = replace(DENSE, runs=(run,), linear=linear, attention_gate=True)
+    assert variant_settings(mixed, (0, 18)) == [
+        ("attention_output_gate", True), ("experimental_attention_variant", "gated_delta_net"),
+        ("linear_attention_freq", [1, 0, 1, 0]), ("linear_conv_kernel_dim", 3), ("linear_key_head_dim", 8),
+        ("linear_value_head_dim", 16), ("linear_num_key_heads", 2), ("linear_num_value_heads", 4),
+    ]  # fmt: skip
+    own = [
+        ("experimental_attention_variant", "dsa"), ("dsa_indexer_n_heads", 2), ("dsa_indexer_head_dim", 4),
+        ("dsa_indexer_topk", 8), ("dsa_indexer_loss_coeff", 0.001),
+    ]  # fmt: skip
+    shapes = with_indexers([plain] * 8, 2, 1)
+    choosing = replace(DENSE, runs=runs_of(shapes), indexer=IndexerSpec(heads=2, head_dim=4, top_k=8))
+    assert variant_settings(choosing, (0, 18)) == own
+    period = [("dsa_indexer_topk_freq", 2), ("dsa_indexer_skip_topk_offset", 1)]
+    assert variant_settings(choosing, (0, 19)) == [*own, *period]
+    assert variant_settings(DENSE, (0, 19)) == []

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from layoutopt.optimizer.interop.shell.record import Outside
 from layoutopt.optimizer.interop.sources import import_text
 
 if TYPE_CHECKING:
@@ -74,3 +75,19 @@ def test_primus_drives_torchtitan_too() -> None:
     assert (job.framework, job.gpus) == ("torchtitan", 8)
     assert degrees(job, "zero", "micro_batch", "micro_batches") == (3, 4, 1)
     assert job.model_name == "llama3-8b" and not any(text.startswith("the model") for text in job.missing)
+
+
+@pytest.mark.parametrize(
+    ("command", "tp", "gpus"),
+    [
+        ("EXP=x.yaml GPUS_PER_NODE=8 NNODES=2 bash ./examples/run_pretrain.sh", 2, 16),
+        ("EXP=x.yaml GPUS_PER_NODE=8 bash ./run_pretrain.sh --tensor_model_parallel_size 4", 4, 8),
+        ("EXP=y.yaml GPUS_PER_NODE=4 primus-cli direct -- train pretrain --config x.yaml", 2, 4),
+    ],
+)
+def test_primus_scripts_name_their_experiment(command: str, tp: int, gpus: int) -> None:
+    """An option of the command before the variable EXP; GPUs are those of the environment, one node unless it says."""
+    text = PRIMUS.format(framework="megatron", overrides="      tensor_model_parallel_size: 2")
+    outside = Outside(beside=lambda name: text if name == "x.yaml" else None)
+    job = import_text(f"#!/bin/bash\n{command}\n", "f.sh", "primus", outside=outside).value
+    assert (job.layout.tp, job.gpus) == (tp, gpus)
