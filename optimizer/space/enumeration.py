@@ -306,7 +306,7 @@ def explain_empty(axes: Axes, counts: SpaceCounts) -> EmptySpace:
     primes = () if axes.options.allow_idle is not None else _blocking_primes(axes)
     if primes:
         message = _prime_message(axes, primes[0])
-    elif not counts.declared_degrees:
+    elif not counts.declared_tuples:
         message = _undeclared_message(axes)
     else:
         named = f"{rule} ({formula})" if formula else rule
@@ -364,6 +364,7 @@ def _undeclared_message(axes: Axes) -> str:
         "zero": axes.zero,
         "recompute": axes.recomputes,
         "mesh_order": axes.orders,
+        "schedule": axes.schedules,
         "precision": axes.precisions,
         "savers": axes.savers,
     }

@@ -44,7 +44,7 @@ def _order_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _same_dp(rows: LayoutBatch, ctx: Context) -> BoolArray:
     # With the pipeline outermost, expert and dense groups lie within one stage anyhow.
-    last = np.array([order.endswith("pp") for order in rows.codebook.orders])[rows.order]
+    last = np.array([order.endswith("pp") for order in rows.codebook.orders], dtype=bool)[rows.order]
     return mask(last | (rows.pp == 1) | (expert_dp(rows, ctx) == rows.dp))
 
 
@@ -56,7 +56,7 @@ def _same_dp_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _plain_ranks(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    default = np.array([order.endswith("pp") for order in rows.codebook.orders])[rows.order]
+    default = np.array([order.endswith("pp") for order in rows.codebook.orders], dtype=bool)[rows.order]
     return mask(default | (rows.pp == 1) | ((rows.cp == 1) & (rows.ep == 1)))
 
 
@@ -81,7 +81,9 @@ def _grid_nests_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 
 def _fsdp_order(rows: LayoutBatch, ctx: Context) -> BoolArray:
-    default = np.array([order == DEFAULT_MESH_ORDER for order in rows.codebook.orders])[rows.order]
+    default = np.array([order == DEFAULT_MESH_ORDER for order in rows.codebook.orders], dtype=bool)[
+        rows.order
+    ]
     return mask((rows.zero < 2) | default | (rows.pp == 1))
 
 

@@ -61,7 +61,7 @@ def _whole_state(rows: LayoutBatch, ctx: Context) -> BoolArray:
 def _savers(rows: LayoutBatch, ctx: Context) -> BoolArray:
     if ctx.training.optimizer.kind is Optimizer.ADAMW:
         return everywhere(rows)
-    plain = np.array([not _STATE_SAVERS & set(savers) for _, savers, _ in rows.codebook.formats])
+    plain = np.array([not _STATE_SAVERS & set(savers) for _, savers, _ in rows.codebook.formats], dtype=bool)
     return np.asarray(plain[rows.precision])
 
 

@@ -49,7 +49,7 @@ def _framework_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _savers(rows: LayoutBatch, ctx: Context) -> BoolArray:
     known = set(savers_of(ctx.framework, ctx.release, ctx.model))
-    has = np.array([known.issuperset(savers) for _, savers, _ in rows.codebook.formats])
+    has = np.array([known.issuperset(savers) for _, savers, _ in rows.codebook.formats], dtype=bool)
     return np.asarray(has[rows.precision])
 
 

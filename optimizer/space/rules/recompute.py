@@ -28,7 +28,7 @@ def per_entry(fits: Callable[[Recompute, Context], bool]) -> Holds:
 
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
         """Tell which rows (n,) have an entry that fits."""
-        return mask(np.array([fits(r, ctx) for r in rows.codebook.recomputes])[rows.recompute])
+        return mask(np.array([fits(r, ctx) for r in rows.codebook.recomputes], dtype=bool)[rows.recompute])
 
     return holds
 
@@ -120,7 +120,7 @@ def _eight_bit(rows: LayoutBatch, ctx: Context) -> BoolArray:
     discards = per_entry(lambda recompute, _: bool({"moe_act", "layernorm"} & set(recompute.modules)))(
         rows, ctx
     )
-    eight_bit = np.array([p is Precision.FP8 for p in rows.codebook.precisions])[rows.precision]
+    eight_bit = np.array([p is Precision.FP8 for p in rows.codebook.precisions], dtype=bool)[rows.precision]
     return mask(~(discards & eight_bit))
 
 

@@ -71,7 +71,9 @@ def _savers_need(least: int) -> Holds:
 
     def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
         """Tell which rows (n,) shard what a saver of the optimizer moves."""
-        uses = np.array([bool(_OPTIMIZER_SAVERS & set(savers)) for _, savers, _ in rows.codebook.formats])
+        uses = np.array(
+            [bool(_OPTIMIZER_SAVERS & set(savers)) for _, savers, _ in rows.codebook.formats], dtype=bool
+        )
         return mask(~uses[rows.precision] | _sharded(rows, least))
 
     return holds
@@ -147,7 +149,7 @@ def _auto_ep_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 def _fsdp2(rows: LayoutBatch, ctx: Context) -> BoolArray:
     if not ctx.options.torch_fsdp2:
         return everywhere(rows)
-    half = np.array([p is Precision.FP16 for p in rows.codebook.precisions])[rows.precision]
+    half = np.array([p is Precision.FP16 for p in rows.codebook.precisions], dtype=bool)[rows.precision]
     fits = (rows.pp == 1) & (rows.ep == 1) & (rows.zero >= 2) & ~half
     return mask(fits & np.full(len(rows), not ctx.model.tied_embeddings))
 

@@ -67,7 +67,9 @@ def _never(rows: LayoutBatch, ctx: Context) -> BoolArray:
 def _recomputes(used: Callable[[Switches, Context], bool], fits: Callable[[Recompute], bool]) -> OnlyWhere:
     def legal(rows: LayoutBatch, ctx: Context) -> BoolArray:
         """Tell which rows (n,) have a recompute entry that fits."""
-        result: BoolArray = np.array([fits(entry) for entry in rows.codebook.recomputes])[rows.recompute]
+        result: BoolArray = np.array([fits(entry) for entry in rows.codebook.recomputes], dtype=bool)[
+            rows.recompute
+        ]
         return result
 
     return OnlyWhere(used, legal)
