@@ -16,6 +16,7 @@ from itertools import combinations
 from math import expm1, log
 from pathlib import Path
 from statistics import fmean, median
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -449,7 +450,10 @@ def _interval_verdict(found: Sequence[tuple[str, Coverage]]) -> list[str]:
     off = [each for each in pairs if abs(each[1].inside[each[2]] - int(each[2]) / 100) > INTERVAL_POINTS]
     words = ", ".join(f"{quantity} of {one.family} {name}" for quantity, one, name in off)
     return [
-        f"Within five points: {len(pairs) - len(off)} of {len(pairs)} shares of kinds. Beyond: {words or 'none'}.",
+        *wrap(
+            f"Within five points: {len(pairs) - len(off)} of {len(pairs)} shares of kinds. Beyond: {words or 'none'}.",
+            width=115,
+        ),
         "There the rows of one publication decide, whose shift nothing foretells: where the standard error is larger than",
         "five points, or there is none, rows are too few publications to tell such a share from what is stated.",
     ]

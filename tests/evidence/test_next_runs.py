@@ -65,7 +65,7 @@ def test_robust_chooses_as_the_best_of_the_ways_to_choose() -> None:
     Wanted: 2%. What is believed of the errors promises no less than the committed figure, and four groups carry the rest.
     """
     choice, carried = BASELINE["choice"], BASELINE["carried by"]
-    assert BASELINE["groups"]["of 3"] >= 33
+    assert BASELINE["groups"]["of 3"] >= 30
     assert choice["mean regret"]["mean"] <= min(one["mean"] for one in choice.values()) + 1e-9
     assert choice["mean regret"]["median"] == 0
     assert (
@@ -77,6 +77,13 @@ def test_robust_chooses_as_the_best_of_the_ways_to_choose() -> None:
     assert len(carried["worst"]) == 4 and carried["mean of the others"] <= 0.02
     counted = sum(number for number, _ in carried["by publication"].values())
     assert counted == BASELINE["groups"]["of 3"]
+
+
+def test_the_choice_loses_two_percent_where_times_are_those_of_a_job_that_runs() -> None:
+    """Without groups timed over a job's first iterations: at most 2% in the mean, by mean regret no more than by time."""
+    settled = BASELINE["choice, first iterations out"]
+    assert BASELINE["groups"]["of 3, first iterations out"] >= 20
+    assert settled["mean regret"]["mean"] <= settled["time"]["mean"] <= 0.02
 
 
 @pytest.mark.parametrize("apart", [0.0, 0.02, 0.1])
