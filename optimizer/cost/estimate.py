@@ -15,6 +15,7 @@ from layoutopt.optimizer.cost.flops import attention_flops, layer_flops, mlp_flo
 from layoutopt.optimizer.cost.frozen import trained_flops_per_token
 from layoutopt.optimizer.cost.stage_counts import seat_blocks
 from layoutopt.optimizer.cost.step import durations, graph_of
+from layoutopt.optimizer.cost.term_parts import groups_of
 from layoutopt.optimizer.specs.vocabulary import Granularity
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def estimate_row(
     ranks = _rank_parts(parts, of_rank, again)
     rank_time = np.sum(list(ranks.values()), axis=0)
     breakdown = _breakdown(parts, ranks, rank_time, _pipeline_s(parts, rank_time, blocks, recomputed))
-    memory = _memory(cost, parts, of_rank, again)
+    memory = _memory(cost, parts, blocks, again)
     return _rates(cost, layout, fsum(breakdown.values()), breakdown, memory, rank_time, again)
 
 
@@ -164,9 +165,24 @@ def distinct_ranks(distinct: int, pp: int) -> list[int]:
     return [rank if rank < distinct else pp - 1 - rank for rank in range(pp)]
 
 
-def _memory(cost: CostModel, parts: TermParts, blocks: IntArray, recomputed: IntArray) -> MemoryEstimate:
-    """Memory of every rank by component; ranks that hold the same stages look alike."""
+def _ragged_bytes(parts: TermParts, sizes: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Bytes (P,) of ranks whose chunks, ``sizes`` (V, P) layers, are no whole groups, beyond those of L/k saved inputs.
+
+    A chunk saves an input for what is left over too; and it holds no more layers at once than it has.
+    """
+    group = int(groups_of(parts.batch)[0])
+    saved = parts.recomputed_activation_bytes[0].max() * group
+    inputs = saved * (-(-sizes // group) - sizes / group).sum(axis=0) * parts.in_flight[0, : sizes.shape[1]]
+    whole = (sizes % group == 0).all(axis=0)
+    most = np.where(whole, group, np.minimum(sizes.max(axis=0), group))
+    return np.where(whole, 0.0, inputs), most / group - 1.0
+
+
+def _memory(cost: CostModel, parts: TermParts, chunks: IntArray, recomputed: IntArray) -> MemoryEstimate:
+    """Memory of every rank by component, for blocks (V, P, K); ranks that hold the same stages look alike."""
+    blocks = chunks.sum(axis=0)
     last = len(blocks) - 1
+    ragged = _ragged_bytes(parts, chunks.sum(axis=2))
     stages = []
     for place, rank in enumerate(distinct_ranks(len(blocks), int(parts.batch.pp[0]))):
         components = {name: float(blocks[rank] @ value[0]) for name, value in parts.layer_states.items()}
@@ -181,9 +197,10 @@ def _memory(cost: CostModel, parts: TermParts, blocks: IntArray, recomputed: Int
                 components[name] += float(value[0])
         saved = parts.layer_activation_bytes[0] - parts.recomputed_activation_bytes[0]
         held = float(blocks[rank] @ parts.layer_activation_bytes[0] - recomputed[rank] @ saved)
-        components["activations"] = held * flight
+        components["activations"] = held * flight + float(ragged[0][rank])
         again = float(parts.recompute_transient_bytes[0]) * bool(recomputed[rank].any())
-        components["recompute_transient"] = components.get("recompute_transient", 0.0) + again
+        together = components.get("recompute_transient", 0.0) * (1.0 + float(ragged[1][rank]))
+        components["recompute_transient"] = together + again
         stages.append(
             RankMemory(rank=place, components_bytes=components, total_bytes=fsum(components.values()))
         )

@@ -17,7 +17,7 @@ from layoutopt.optimizer.cost.states import (
     state_bytes,
     working_set_bytes,
 )
-from layoutopt.optimizer.cost.term_parts import placed
+from layoutopt.optimizer.cost.term_parts import groups_of, placed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,8 +134,9 @@ def _partly_trained(
 def _grouped(ctx: MemoryContext) -> FloatArray:
     """Layers that are recomputed from one saved input; the most of the codebook where rows stand for all entries."""
     # A group that recomputes together keeps one input for all of its layers.
-    groups = np.array([max(entry.group, 1) for entry in ctx.batch.codebook.recomputes], dtype=np.float64)
-    return np.full(len(ctx.batch), groups.max()) if ctx.any_set else groups[ctx.batch.recompute]
+    if not ctx.any_set:
+        return groups_of(ctx.batch).astype(np.float64)
+    return np.full(len(ctx.batch), float(max(max(entry.group, 1) for entry in ctx.batch.codebook.recomputes)))
 
 
 def _again_bytes(ctx: MemoryContext) -> FloatArray:

@@ -59,9 +59,11 @@ def stage_works(cost: CostModel, layout: Layout) -> StageWorks:
         "hidden_backward_s": blocks @ units.blocks_of("hidden_backward_s")[0],
     }
     kept = units.blocks_of("kept_bytes")[0]
-    inputs = units.blocks_of("checkpoint_bytes")[0] / max(layout.recompute.group, 1)
-    saved = kept - np.minimum(inputs, kept)
-    held = (blocks @ kept - again @ saved) * (not on_host)
+    inputs = np.minimum(units.blocks_of("checkpoint_bytes")[0], kept)
+    group = max(layout.recompute.group, 1)
+    # A group saves one input, what is left over of a stage one of its own.
+    saved = -(-again.sum(axis=1) // group) * inputs.max() if group > 1 else again @ inputs
+    held = ((blocks - again) @ kept + saved) * (not on_host)
     _add_ends(cost, layout, units, times)
     return StageWorks(
         **{name: scale * value for name, value in times.items()},

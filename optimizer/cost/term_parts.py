@@ -166,9 +166,16 @@ class TermParts:
             capacity_bytes=self.capacity_bytes,
             in_flight=self.in_flight,
             may_recompute=self.may_recompute,
+            group=groups_of(self.batch),
             outside_s=total(self.outside(), rows),
             **self.operations.columns(),
         )
+
+
+def groups_of(batch: LayoutBatch) -> NDArray[np.int64]:
+    """Return how many layers of each row (n,) are recomputed from one saved input."""
+    of_entry = np.array([max(entry.group, 1) for entry in batch.codebook.recomputes], dtype=np.int64)
+    return of_entry[batch.recompute]
 
 
 def scatter_terms(size: int, pieces: list[tuple[NDArray[np.int64], StageTerms]]) -> StageTerms:

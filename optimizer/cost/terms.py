@@ -42,7 +42,8 @@ class StageTerms:
     the first and the last rank; they add up when pp is 1, and ``first`` is both where the stages are folded.
     ``flight_bytes`` are held for every micro-batch in flight beside what blocks keep; an end may need fewer bytes than other
     ranks, of what these send and receive.
-    ``may_recompute`` tells whether whole-layer recomputation is allowed in the row (else r = 0).
+    ``may_recompute`` tells whether whole-layer recomputation is allowed in the row (else r = 0). ``group`` blocks have one
+    saved input: every virtual stage holds a multiple of them (1: any number).
     ``bubble_weight`` is at least 0 and below ``micro_batches`` (1 for 1F1B; above 1 where
     paired micro-batches hide much traffic that fill and drain expose).
 
@@ -74,6 +75,7 @@ class StageTerms:
     capacity_bytes: FloatArray
     in_flight: FloatArray
     may_recompute: NDArray[np.bool_]
+    group: IntArray
     schedule: IntArray
     forward_s: FloatArray
     backward_s: FloatArray
@@ -109,6 +111,12 @@ def own_bytes(terms: StageTerms) -> FloatArray:
     own += (ranks == 0) * terms.first_bytes[:, None]
     own += (ranks == terms.pp[:, None] - 1) * terms.last_bytes[:, None]
     return own
+
+
+def whole_groups(terms: StageTerms, sizes: IntArray) -> NDArray[np.bool_]:
+    """Tell which layouts' virtual stages, of ``sizes`` (n, C, P) blocks, are whole groups that share a saved input, (n,)."""
+    whole: NDArray[np.bool_] = (sizes % terms.group[:, None, None] == 0).all(axis=(1, 2))
+    return whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,7 @@ class CountedRows:
     """Degree rows that have a valid modifier choice, with one such choice each.
 
     ``tuples`` (n,) is the number of valid choices of a row, ``whole_layer_tuples`` of those with whole-layer
-    recomputation.
+    recomputation of any number of layers.
     """
 
     rows: LayoutBatch
@@ -137,7 +137,7 @@ def count_modifiers(
     per_choice = (zero * order)[fold]
     tuples = per_row * per_choice
     keep = np.flatnonzero(tuples)
-    full = np.array([r.granularity is Granularity.FULL for r in m.recomputes], dtype=bool)
+    full = np.array([r.granularity is Granularity.FULL and not r.group for r in m.recomputes], dtype=bool)
     whole = _weighted(precision, table[full].sum(axis=0))[sort] * schedules * per_choice
     final = _Final(masks[-1][1], precision, sort, zeros[-1][1], orders[-1][1], table)
     return CountedRows(

@@ -69,7 +69,7 @@ def all_blocks(terms: StageTerms, counts: IntArray, rule: StageRule) -> Iterator
         keeps = balanced(rule, sizes[None], *one, np.array([folded]))[0]
         if not (keeps and allowed_sizes(rule, rule.split, sizes[None], *one, np.array([folded]))[0]):
             continue
-        if not within_limits(sizes.sum(axis=0)[None], terms, rule)[0]:
+        if not within_limits(sizes.sum(axis=0)[None], terms, rule)[0] or (sizes % terms.group[0]).any():
             continue
         holder = np.repeat(np.arange(stages), cuts)
         of_stage = np.zeros((stages, len(counts)), dtype=np.int64)

@@ -49,6 +49,7 @@ def operations(
         "hop_s": zero,
         "hops_overlap": np.full(len(layer), HopOverlap.ALL),
         "outside_s": zero,
+        "group": np.ones(len(layer), dtype=np.int64),
     }
     return columns | changed
 

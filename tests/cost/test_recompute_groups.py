@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 import pytest
 
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.estimate import Estimate, estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.cost.stage_work import stage_works
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.export import export
 from layoutopt.optimizer.interop.sources import import_text
@@ -53,6 +55,56 @@ def test_memory_by_hand(group: int) -> None:
     assert activations(priced(f"uniform:{group}")) == pytest.approx(
         LAYERS / group * saved + group * kept, rel=1e-9
     )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "group"),
+    [((22, 18, 21, 19), 4), ((20, 20, 20, 20), 8), ((3, 37, 37, 3), 5), ((20, 20, 20, 20), 5)],
+)
+def test_uneven_stages_by_hand(sizes: tuple[int, ...], group: int) -> None:
+    """Every stage saves ceil(n/k) inputs for each of its micro-batches in flight, and holds at most k layers at once."""
+    layout = parse_layout(f"tp=2,pp=4,dp=1,mb=1,recompute=uniform:{group}").complete(WORKLOAD, CLUSTER)
+    stages = tuple(
+        replace(stage, layers=count, recomputed=count, kinds={"dense": count})
+        for stage, count in zip(layout.stages, sizes, strict=True)
+    )
+    found = estimate(COST, replace(layout, stages=stages))
+    one = parse_layout("tp=2,dp=4,mb=1").complete(WORKLOAD, CLUSTER)
+    units = COST.micro_batch_units(batch_of_one(one)).units
+    saved, kept = (float(units.blocks_of(name)[0, 0]) for name in ("checkpoint_bytes", "kept_bytes"))
+    works = stage_works(COST, replace(layout, stages=stages)).activation_bytes
+    for rank, count in enumerate(sizes):
+        parts = found.memory.stages[rank].components_bytes
+        flight = 4 - rank  # 1F1B
+        assert parts["activations"] == pytest.approx(flight * ceil(count / group) * saved, rel=1e-9)
+        assert parts["recompute_transient"] == pytest.approx(min(count, group) * kept, rel=1e-9)
+        assert works[rank] == pytest.approx(ceil(count / group) * saved, rel=1e-9)
+
+
+def test_chunks_are_cut_into_groups_one_by_one() -> None:
+    """Two chunks of 3 and 5 layers in groups of 4 save 1 + 2 inputs, where one stage of 8 would save 2."""
+    layout = parse_layout("tp=1,pp=8,vp=2,dp=1,mb=1,recompute=uniform:4").complete(WORKLOAD, CLUSTER)
+    counts = [3 if stage.chunk == 0 else 5 if stage.rank else 7 for stage in layout.stages]
+    counts[0] += 80 - sum(counts)
+    stages = tuple(
+        replace(stage, layers=count, recomputed=count, kinds={"dense": count})
+        for stage, count in zip(layout.stages, counts, strict=True)
+    )
+    units = COST.micro_batch_units(batch_of_one(layout)).units
+    saved = float(units.blocks_of("checkpoint_bytes")[0, 0])
+    found = estimate(COST, replace(layout, stages=stages)).memory.stages[-1].components_bytes
+    flights = float(next(COST.parts(batch_of_one(layout)))[1].in_flight[0, -1])
+    assert found["activations"] == pytest.approx(flights * 3 * saved, rel=1e-9)
+
+
+@pytest.mark.parametrize(("software", "legal"), [("core 0.16", False), ("core 0.17", True)])
+def test_when_groups_end_with_their_stage(software: str, legal: bool) -> None:
+    """Up to core 0.16 a group runs past the end of its stage; from core 0.17 it is cut there."""
+    layout = parse_layout("tp=2,pp=4,dp=1,mb=1,recompute=uniform:8").complete(WORKLOAD, CLUSTER)
+    whole = parse_layout("tp=2,pp=4,dp=1,mb=1,recompute=uniform:5").complete(WORKLOAD, CLUSTER)
+    for one, fits in ((layout, legal), (whole, True)):
+        broken = {reason.rule for reason in judge_layout(WORKLOAD, CLUSTER, one, software=software).broken}
+        assert ("recompute_groups_divide" in broken) is not fits
 
 
 def test_groups_of_one_are_full_recomputation() -> None:

@@ -22,6 +22,7 @@ from layoutopt.optimizer.solve.model.slices import Goal, TupleSlice, tuple_slice
 from layoutopt.optimizer.solve.search.bound import lower_bound
 from layoutopt.optimizer.solve.search.construct import by_chunk, good_stages
 from layoutopt.optimizer.solve.search.enumerate_stages import fastest_stages
+from layoutopt.optimizer.solve.verify.program import OwnPaths, ProgramOutcome, look_for_faster
 
 RULES = [StageRule(split=split, recomputation=how) for split in Split for how in Recomputation]
 BOOK = Codebook(recomputes=(), orders=(), schedules=(), precisions=())
@@ -115,6 +116,41 @@ def test_answer_is_priced_in_floats() -> None:
     assert result.corrections > 0
     assert result.peak_bytes <= tight.capacity_bytes[0]
     assert result.step_time_s == pytest.approx(optima(tight, [5], FREE)[0], abs=1e-6)
+
+
+@pytest.mark.parametrize("rule", [FREE, MEGATRON], ids=["free", "megatron"])
+@pytest.mark.parametrize("counts", [[6], [8], [2, 4], [1, 5]], ids=str)
+def test_stages_of_whole_groups(rule: StageRule, counts: list[int]) -> None:
+    """Where 2 or 3 blocks share a saved input, every stage is a multiple of them: model, enumeration, verify."""
+    rng, number = np.random.default_rng(sum(counts)), np.array(counts)
+    found, rounding = 0, rounding_s(number)
+    for _ in range(6):
+        terms = replace(random_terms(rng, 3, len(counts)), group=np.array([2, 3, 1]))
+        best = optima(terms, counts, rule)
+        for rows in ([0], [1], [0, 1, 2]):
+            result, least = (
+                CpModel(slice_of(terms.take(np.array(rows)), counts, rule)).solve(),
+                min(best[r] for r in rows),
+            )
+            assert result.status is (SliceStatus.OPTIMAL if np.isfinite(least) else SliceStatus.NO_BETTER)
+            if np.isfinite(least):
+                assert result.step_time_s == pytest.approx(least, rel=1e-12, abs=rounding)
+        for row in (0, 1):
+            one, group = terms.take(np.array([row])), int(terms.group[row])
+            listed = fastest_stages(one, number, rule, Paths(), 1e3, 0.0)
+            made = good_stages(one, number, rule)
+            outcome, other = look_for_faster(one, number, rule, 1e3, OwnPaths())
+            if listed.proven:
+                assert listed.step_s == pytest.approx(best[row], rel=1e-12) or np.isinf(best[row])
+                assert (listed.blocks is None) == np.isinf(best[row])
+            if np.isfinite(made.step_time_s[0]):
+                assert not (by_chunk(one, made, number, rule)[0].sum(axis=2) % group).any()
+            assert (outcome is ProgramOutcome.FASTER) <= np.isfinite(best[row])
+            for blocks in (listed.blocks, None if other is None else other.blocks):
+                if blocks is not None:
+                    found += 1
+                    assert not (blocks.sum(axis=2) % group).any()
+    assert found
 
 
 def test_bound_and_incumbent_cuts_keep_the_optimum() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,6 +61,7 @@ class Constraints:
         # Stages before recomputation: which kinds a stage recomputes depends on its blocks.
         self._stages_in_order()
         self._balanced_chunks()
+        self._whole_groups()
         self._recomputation()
         self._recomputing_ranks()
         if self._data.goal is Goal.PEAK_MEMORY:
@@ -378,6 +379,18 @@ class Constraints:
                 name = f"{shape}_{j}_{k}"
                 upto = slice(k + 1)
                 self._first_of(blocks[upto], recomputed[upto], variables.count, self._data.blocks, name)
+
+    def _whole_groups(self) -> None:
+        """Layers that are recomputed from one saved input lie in one stage, and fill it up."""
+        for i, literal in enumerate(self._variables.chosen):
+            group = int(self._data.terms.group[i])
+            own_shape = (shape for shape in self._data.shapes if i in self._data.of_shape(shape))
+            for shape in own_shape if group > 1 else ():
+                for chunk, s in product(range(shape.vp), range(shape.pp)):
+                    label = f"groups_{i}_{chunk}_{s}"
+                    number = self._model.new_int_var(0, self._data.blocks // group, label)
+                    own = sum(self._variables.seat(shape, chunk, s)[0])
+                    self._when(self._model.add(own == group * number), label, literal)
 
     def _recomputing_ranks(self) -> None:
         """Count recomputed blocks, and mark the ranks that need the buffer of a recomputed block."""

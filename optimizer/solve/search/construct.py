@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.terms import StageCosts, price_stages
+from layoutopt.optimizer.cost.terms import StageCosts, price_stages, whole_groups
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation
 from layoutopt.optimizer.solve.search.bound import case_bounds, case_slices, stage_units
 from layoutopt.optimizer.solve.search.cases import stage_cases
@@ -63,6 +63,7 @@ def complete(terms: StageTerms, totals: IntArray, counts: IntArray, rule: StageR
     if rule.limits:
         allowed &= within_limits(totals, terms, rule)
     allowed &= allowed_sizes(rule, rule.split, cut.size, terms.pp, terms.vp, terms.folded)
+    allowed &= whole_groups(terms, cut.size)
     step = np.where(allowed, costs.step_time_s, NONE_FITS)
     return Stages(blocks=blocks, recomputed=recomputed, step_time_s=step)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FEWEST = 2
 """Tuples that are looked at together at least."""
 
-SHAPE = ("schedule", "pp", "vp", "folded", "micro_batches", "hops_overlap", "may_recompute")
+SHAPE = ("schedule", "pp", "vp", "folded", "micro_batches", "hops_overlap", "may_recompute", "group")
 """Terms that decide which operations run in which order, and which stages there are."""
 
 GROWING = (

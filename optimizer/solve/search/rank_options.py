@@ -263,6 +263,7 @@ class Ranks:
         for rank in range(self.pp):
             ends = 2 if self.terms.folded[0] else 1
             within[rank] &= held >= self.chunks - ends * self._at_end(rank)
+        within &= held % int(self.terms.group[0]) == 0
         for limit in self.rule.limits:
             rank = limit.rank if limit.rank >= 0 else self.pp + limit.rank
             if 0 <= rank < self.pp:
@@ -367,11 +368,14 @@ class Ranks:
     def _sizes(self, rank: int, totals: IntArray) -> IntArray:
         """List the chunks of a rank's totals: balanced, smaller ones first; the ends any fewer and at most one more."""
         if not self._at_end(rank):
-            return balanced(self.chunks, totals)
-        if self.terms.folded[0]:  # both ends of the model
+            sizes = balanced(self.chunks, totals)
+        elif self.terms.folded[0]:  # both ends of the model
             first = np.concatenate([np.arange(total + 1) for total in totals])
-            return np.stack([first, np.repeat(totals, totals + 1) - first], axis=1)
-        return with_end(self.chunks, totals, first=rank == 0)
+            sizes = np.stack([first, np.repeat(totals, totals + 1) - first], axis=1)
+        else:
+            sizes = with_end(self.chunks, totals, first=rank == 0)
+        whole: IntArray = sizes[(sizes % int(self.terms.group[0]) == 0).all(axis=1)]
+        return whole
 
     def _kinds(self, sizes: IntArray, start: IntArray) -> IntArray:
         """Return the blocks of each kind, (o, V, K), of chunks (o, V) of which the first starts at some block."""

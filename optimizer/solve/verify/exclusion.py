@@ -370,7 +370,9 @@ def _even_blocks(space: PricedSpace, terms: StageTerms) -> tuple[IntArray, NDArr
             table[row, : ranks[row]] = even_split(
                 *shape, counts, given, space.rule.order, folded=bool(folded[row])
             )
-    return table[which], valid[which]
+    held, each = table[which], terms.group * terms.vp
+    whole = (terms.group == 1) | (held.sum(axis=2) % each[:, None] == 0).all(axis=1)
+    return held, valid[which] & whole
 
 
 @lru_cache(maxsize=4096)

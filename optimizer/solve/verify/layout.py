@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
-    from layoutopt.optimizer.cost.terms import IntArray
+    from layoutopt.optimizer.cost.terms import IntArray, StageTerms
     from layoutopt.optimizer.solve.verify.exclusion import PricedSpace
     from layoutopt.optimizer.specs.layout import Layout, VirtualStage
     from layoutopt.optimizer.specs.model import ModelSpec, Run
@@ -61,6 +61,7 @@ def price_stated(space: PricedSpace, layout: Layout, runs: Sequence[Run]) -> Pri
     terms = space.terms(batch)
     may_recompute = bool(terms.may_recompute[0])
     blocks, recomputed = read_stages(layout, runs, space.rule, may_recompute=may_recompute)
+    check_groups(blocks, terms)
     depth = terms.in_flight.shape[1]
     padded = np.zeros((2, 1, depth, len(runs)), dtype=np.int64)
     padded[:, 0, : blocks.shape[1]] = blocks.sum(axis=0), recomputed.sum(axis=0)
@@ -233,6 +234,13 @@ def check_sizes(sizes: IntArray, place: IntArray, rule: StageRule, *, folded: bo
     if not allowed_sizes(rule, rule.split, grid, pp, vp, np.array([folded]))[0]:
         words = rule.split.replace("_", " ")
         raise Refuted(f"stages of {sizes.min()} to {sizes.max()} blocks are outside of the space: {words}")
+
+
+def check_groups(blocks: IntArray, terms: StageTerms) -> None:
+    """Raise ``Refuted`` where blocks (V, P, K) of a row are no whole groups that are recomputed from one input."""
+    sizes, group = blocks.sum(axis=2), int(terms.group[0])
+    if (sizes % group).any():
+        raise Refuted(f"stages of {sizes.ravel().tolist()} blocks are no whole groups of {group}")
 
 
 def check_recomputed(

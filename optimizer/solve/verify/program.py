@@ -22,7 +22,7 @@ from layoutopt.optimizer.cost.orders import HopOverlap
 from layoutopt.optimizer.cost.step import durations, graph_of, step_s
 from layoutopt.optimizer.cost.terms import price_stages
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED, Recomputation, Split, StageRule
-from layoutopt.optimizer.solve.verify.layout import Refuted, check_recomputed, check_sizes
+from layoutopt.optimizer.solve.verify.layout import Refuted, check_groups, check_recomputed, check_sizes
 from layoutopt.optimizer.solve.verify.room import most_blocks
 from layoutopt.optimizer.solve.verify.walk import MOST_OPERATIONS, longest_path, operations
 from layoutopt.optimizer.space.stage_splits import boxes, stage_numbers
@@ -196,6 +196,7 @@ class _Tuple:
         place = np.tile(np.arange(ranks), chunks)[order]
         try:
             check_sizes(blocks.sum(axis=2).ravel()[order], place, self.rule, folded=folded)
+            check_groups(blocks, self.terms)
             flat = (chunks * ranks, -1)
             may = bool(self.terms.may_recompute[0])
             check_recomputed(blocks.reshape(flat), again.reshape(flat), order.tolist(), self.rule, may)
@@ -307,6 +308,9 @@ class _Program:
                 self._row(self._size(*end) | self._size(*inner[0], -1.0), -np.inf, over)
                 if rule.split is not Split.FREE:
                     self._row(self._size(*end) | self._size(*inner[-1], -1.0), -1, np.inf)
+        group = int(self._of.terms.group[0])
+        for seat in self._seats if group > 1 else ():
+            self._row(self._size(*seat) | {self._new(float(self._of.counts.sum())): -float(group)}, 0, 0)
         for rank, limit in self._limits():
             self._row({int(b): 1.0 for b in self._blocks[:, rank].ravel()}, limit[0], limit[1])
         if rule.split is Split.NEAR_EQUAL and ranks > 1:

@@ -171,12 +171,13 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="recompute_groups_divide",
         formula="layers % K = 0",
-        reason="up to core 0.16 a group runs past the end of its stage; what a part of a group keeps is not priced",
+        reason="searched are stages of whole groups: up to core 0.16 a group runs past the end of its stage",
         source="NVIDIA/Megatron-LM transformer_block.py (_checkpointed_forward; cut at the end from core 0.17)",
         reads=frozenset({"recompute"}),
         holds=per_entry(_whole_groups),
         detail=_whole_groups_detail,
         frameworks=EVERY,
+        search_only=True,
     ),
     Rule(
         name="recompute_modules_supported",

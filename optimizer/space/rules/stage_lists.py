@@ -13,7 +13,7 @@ from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.effective import restaged
 from layoutopt.optimizer.space.repairs import regroup
-from layoutopt.optimizer.space.rule import BrokenRule
+from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, BrokenRule
 from layoutopt.optimizer.space.stage_splits import allowed_sizes, boxes, own_split
 from layoutopt.optimizer.space.stages import chunk_layers, model_order
 from layoutopt.optimizer.specs.layout import Recompute
@@ -298,6 +298,12 @@ def _recomputed(layout: Layout, ctx: Context) -> BrokenRule | None:
         text = f"{sum(again)} of {sum(layers)} layers are recomputed in groups of {layout.recompute.group}"
         why = "--recompute-method uniform recomputes every layer"
         return _broken("recompute_groups_whole", text, "all layers", why)
+    group = max(layout.recompute.group, 1)
+    cut = ctx.framework in FREEST or (ctx.framework in MEGATRONS and ctx.release >= (0, 17))
+    if not cut and any(count % group for count in layers):
+        text = f"stages of {layers} layers are no whole groups of {group}"
+        why = "a group runs past the end of its stage; Megatron-LM cuts it there from core 0.17 on (transformer_block.py)"
+        return _broken("recompute_groups_divide", text, "layers of every stage % K = 0", why)
     if rule is Recomputation.ALL_OR_NONE and any(again) and again != layers:
         text = f"{sum(again)} of {sum(layers)} layers are recomputed; {ctx.framework} recomputes all or none"
         return _broken(
