@@ -43,7 +43,12 @@ from layoutopt.optimizer.cost.pipeline import (
 )
 from layoutopt.optimizer.cost.placement import groups_of, inner_axes, order_of
 from layoutopt.optimizer.cost.schedules import head_in_flight, in_flight
-from layoutopt.optimizer.cost.stage_parameters import mean_parameters, shared_out, table_parameters
+from layoutopt.optimizer.cost.stage_parameters import (
+    holds_copy,
+    mean_parameters,
+    shared_out,
+    table_parameters,
+)
 from layoutopt.optimizer.cost.states import RankParameters, in_torch_pipeline, on_rank, owned_parameters
 from layoutopt.optimizer.cost.synchronization import slowest_share
 from layoutopt.optimizer.cost.term_parts import OperationTimes, TermParts, placed, scatter_terms
@@ -581,7 +586,9 @@ class CostModel:
         schedule, size = schedule_of(batch), np.zeros(len(batch))
         if schedule.parameter_copies > 1:
             size = owned_parameters(batch, held)
-        elif not is_frozen(self.training, FrozenPart.EMBEDDING):
+        elif holds_copy(self.model, folded=schedule.folded) and not is_frozen(
+            self.training, FrozenPart.EMBEDDING
+        ):
             copy, _ = table_parameters(self.model, self.preset, batch, folded=schedule.folded)
             size = copy.dense
         return self.preset.grad_bytes * size

@@ -42,16 +42,19 @@ def end_parameters(
     return first, last
 
 
+def holds_copy(model: ModelSpec, *, folded: bool) -> bool:
+    """Whether the last end has an embedding of its own where it is on another rank than the first: tied, or for MTP."""
+    return (model.tied_embeddings or model.mtp_layers > 0) and not folded
+
+
 def table_parameters(
     model: ModelSpec, preset: FrameworkPreset, batch: LayoutBatch, *, folded: bool
 ) -> tuple[RankParameters, RankParameters]:
     """Parameters of the last end's own copy of the embedding, and of its output matrix where that is another one."""
     table = _table(model, preset, batch)
     # Folded, one rank has both ends and needs no copy.
-    own = (model.tied_embeddings or model.mtp_layers > 0) and not folded
-    return table.scaled(np.where(batch.pp > 1, float(own), 0.0)), table.scaled(
-        float(not model.tied_embeddings)
-    )
+    copy = np.where(batch.pp > 1, float(holds_copy(model, folded=folded)), 0.0)
+    return table.scaled(copy), table.scaled(float(not model.tied_embeddings))
 
 
 def _table(model: ModelSpec, preset: FrameworkPreset, batch: LayoutBatch) -> RankParameters:
