@@ -32,7 +32,7 @@ def _percents(shares: list[float]) -> str:
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Write the section from ``benchmarks/next_runs_baseline.json``."""
     carried, expected = found["carried by"], found["attainable"]
-    after, settled = found["runs"], found["groups"].get("of 3, first iterations out")
+    after = found["runs"]
     sources = "; ".join(
         f"{source} {100 * mean:.1f} ({number})"
         for source, (number, mean) in sorted(carried["by publication"].items(), key=lambda pair: -pair[1][1])
@@ -53,11 +53,11 @@ def lines(found: Mapping[str, Any]) -> list[str]:
                 ("choice, first iterations out", ", first iterations out"),
             )
             for way, words in WAYS.items()
-            for one in [found.get(choice, {}).get(way)]
-            if one is not None
+            for one in [found[choice][way]]
         ),
         "",
-        *([f"First iterations out: {settled} groups (see the order inside groups).", ""] if settled else []),
+        f"First iterations out: {found['groups']['of 3, first iterations out']} groups (see the order inside groups).",
+        "",
         f"What is believed of the model's errors promises {promised:.1f}% in the mean: errors of components and",
         "layouts leave no less.",
         f"Who knew the fastest layout would lose {repeats:.1f}%, by how much repeats of a run differ.",
