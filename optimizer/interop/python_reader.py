@@ -78,6 +78,7 @@ class PythonReader:
                 f"{shorten(node.name)} starts from itself", "a recipe that ends", file=self.file
             )
         values = file.constants | (outer or {})
+        # Where the function around may have ended is not this one's affair.
         values.pop(_EARLY, None)
         self._take_arguments(file, node, given, values, depth)
         made: Any = None

@@ -142,6 +142,7 @@ def goodput_curve(
     for count in sorted({*CURVE_GPUS, gpus}):
         mtbf_s = job_mean_time_between_failures_s(cluster.failures.gpu_hours_per_failure, count)
         cost = _cost(parameters, count, cluster, options)
+        # Goodput is a share: a second of work tells it as well as a whole run.
         best = checkpoint_schedules(1.0, cost, cluster.failures.restart_s, mtbf_s)[0]
         points.append(
             GoodputPoint(

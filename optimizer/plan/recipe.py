@@ -135,6 +135,7 @@ class _Rules:
         ]
         states = STATE_BYTES * _dense_parameters(self._workload.model)
         wide = [tp for tp in degrees if states / tp <= self._cluster.gpu.memory_bytes]
+        # Where no group holds the states alone, stages have to help: the widest first, which leaves them the least.
         return wide or degrees[::-1]
 
     def context_degree(self) -> int:
@@ -156,12 +157,8 @@ class _Rules:
             return [1]
         layers = self._workload.model.layers
         # Stages are even when the chunks divide the layers, or the layers with embedding and head counted as one each.
-        even = [
-            vp
-            for vp in range((layers + 2) // pp, 0, -1)
-            if 0 in (layers % (pp * vp), (layers + 2) % (pp * vp))
-        ]
-        return even or [1]
+        slots = {count for total in (layers, layers + 2) for count in divisors(total) if count % pp == 0}
+        return [count // pp for count in sorted(slots, reverse=True)] or [1]
 
     def expert_degrees(self, tp: int, pp: int) -> list[int]:
         """Return expert degrees, the widest inside the NVLink domain first, then beyond it."""
@@ -257,6 +254,7 @@ def vendor_layout(workload: Workload, cluster: ClusterSpec, options: SolveOption
     """
     wanted = (workload.model.name, cluster.gpu.name, workload.training.precision.value)
     known = [one for one in published_layouts() if (one.model, one.gpu, one.precision) == wanted]
+    # By the ratio of sizes: 8 GPUs are as far from 64 as 512 are.
     for one in sorted(known, key=lambda entry: abs(log(entry.gpus / cluster.gpu_count))):
         judged = judge_if_runs(one.partial(), workload, cluster, options)
         if judged is not None:

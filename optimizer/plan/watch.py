@@ -175,6 +175,7 @@ def _traffic(
     """Yield each axis, its collectives, and the bytes of one of the layout's own messages."""
     preset, model = cost.preset.switched(layout.switches), cost.model
     tokens = layout.micro_batch * cost.training.sequence_length / layout.cp
+    # Activations travel in 16 bits, whatever the matrices multiply in.
     hidden = 2.0 * tokens * model.hidden
     yield "tp", ("all_gather", "reduce_scatter") if layout.sp else ("all_reduce",), hidden
     ring = ("p2p",) if preset.cp_comm in (CpComm.P2P, CpComm.A2A_P2P) else ("all_gather",)

@@ -26,6 +26,7 @@ def open_streams() -> None:
         if stream is None:  # closed by the parent, as ``>&-`` does
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
         elif mode == "w" and isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            # A name that the terminal's encoding lacks is shown escaped; it ends no command.
             stream.reconfigure(errors="backslashreplace")
 
 

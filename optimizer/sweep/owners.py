@@ -27,11 +27,13 @@ def is_dead(owner: str) -> bool:
     if machine != _machine() or os.name != "posix":
         return False
     try:
+        # Signal 0 asks whether the process is there and sends nothing (kill(2)).
         os.kill(int(process), 0)
     except ProcessLookupError:
         return True
     except PermissionError:
         return False
+    # Numbers are given again: one that started at another time is another process.
     return started != _started(int(process))
 
 
@@ -48,6 +50,7 @@ def _machine() -> str:
 
 def _started(process: int) -> str:
     """Return when a process started, in clock ticks since boot (proc(5), field 22 of stat)."""
+    # The program's name stands in parentheses and may hold blanks and parentheses itself.
     fields = _read(f"/proc/{process}/stat").rpartition(")")[2].split()
     return fields[19] if len(fields) > 19 else _NO_START
 

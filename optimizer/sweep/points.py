@@ -103,6 +103,7 @@ class SweepGrid:
                         changed, family.name, with_network(family.at(gpus), network), self.options
                     )
                 except InputError as error:
+                    # One line for each thing that is wrong, not for each point that it spoils.
                     problems |= {str(problem): problem for problem in error.problems}
                 else:
                     found.setdefault(point.key, point)

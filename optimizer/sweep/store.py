@@ -278,6 +278,7 @@ def _create(path: Path) -> None:
             db.executescript(_SCHEMA)
             db.execute("PRAGMA journal_mode = WAL")
         try:
+            # Unlike a rename a link fails where the name is taken, so that nobody's store is replaced.
             os.link(fresh, path)
         except FileExistsError:
             pass

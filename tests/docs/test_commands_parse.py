@@ -50,8 +50,9 @@ def test_blocks_show_commands() -> None:
 
 @pytest.mark.parametrize("line", commands())
 def test_command_is_accepted(line: str) -> None:
-    """Its command exists and takes these options and values."""
-    parse(main, "layoutopt", shlex.split(line, comments=True))
+    """Its command exists and takes these options and values, and it is a word of the line that is reached."""
+    words = shlex.split(line, comments=True)
+    assert parse(main, "layoutopt", words) in ("layoutopt", *words)
 
 
 def test_a_wrong_option_is_noticed() -> None:

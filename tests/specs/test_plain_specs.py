@@ -268,7 +268,7 @@ def test_digest_refuses_nan() -> None:
     ("change", "message"),
     [
         ({"tp": 0}, "plan.json: layout.tp: 0 is not valid (a whole number, above 0)"),
-        ({"tp": 8.0}, "plan.json: layout.tp: 8 is not valid (a whole number)"),
+        ({"tp": 8.0}, "plan.json: layout.tp: 8.0 is not valid (a whole number)"),
         ({"tp": True}, "plan.json: layout.tp: true is not valid (a whole number)"),
         ({"sp": 1}, "plan.json: layout.sp: 1 is not valid (true or false)"),
         ({"zero": -1}, "plan.json: layout.zero: -1 is not valid (a whole number, 0 or more)"),

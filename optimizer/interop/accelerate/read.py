@@ -97,6 +97,7 @@ def _strategy(fsdp: Fields) -> str | None:
     _, strategy = fsdp.find("fsdp_sharding_strategy")
     if strategy is None or (fsdp.integer("fsdp_version", least=1, most=2) or 1) > 1:
         return None
+    # The questionnaire writes numbers from 1 (FSDP_SHARDING_STRATEGY of accelerate/utils/constants.py).
     names = list(STRATEGIES)
     name = names[int(strategy) - 1] if str(strategy) in {"1", "2", "3", "4", "5"} else str(strategy).upper()
     if name not in STRATEGIES:

@@ -36,6 +36,7 @@ def export(target: Target) -> ExportedJob:
         "parallelism_config_dp_replicate_size": replicate,
         "parallelism_config_dp_shard_size": shard,
         "parallelism_config_tp_size": layout.tp,
+        # Exchanged heads have an axis of their own, sp_size; accelerate refuses both at once.
         "parallelism_config_cp_size": 1 if ulysses else layout.cp,
     }
     if layout.cp > 1 and not ulysses:

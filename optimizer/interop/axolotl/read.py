@@ -84,6 +84,7 @@ def _job(fields: Fields, beside: Callable[[str], str | None], started: int | Non
         shard=shard * cp if shard is not None and replicas > 1 else None,
         replicas=replicas,
         zero=stated.get("zero"),
+        # The words offload and offload_disk turn it on as well.
         recompute=fields.data.get("gradient_checkpointing") not in (None, False),
         precision=_precision(fields) or stated.get("precision"),
         cp_comm=CpComm.P2P if cp > 1 else None,

@@ -123,6 +123,7 @@ def _zero(fields: Fields, notes: list[str]) -> tuple[int, int | None]:
     secondary = section.integer("zero_hpz_partition_size", least=1) or 1
     if secondary > 1:
         notes.append(f"zero_hpz_partition_size {secondary}: the second weight shard is not modelled")
+    # MiCS shards parameters, which stage 3 alone does (deepspeed/runtime/zero/mics.py).
     return stage, shard if stage == 3 and shard is not None and shard > 0 else None
 
 

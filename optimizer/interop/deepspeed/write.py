@@ -26,6 +26,7 @@ def deepspeed_config(target: Target) -> dict[str, Any]:
     zero: dict[str, Any] = {
         "stage": layout.zero,
         "overlap_comm": preset.dp_overlap,
+        # DeepSpeed's own defaults (deepspeed/runtime/zero/config.py).
         "reduce_bucket_size": 500_000_000,
         "allgather_bucket_size": 500_000_000,
     }

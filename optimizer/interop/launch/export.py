@@ -86,6 +86,7 @@ def export(
     ctx = context_of(target.layout, workload, cluster, target.framework, target.version)
     record = launched_by(target.layout, ctx).framework.record
     module = importlib.import_module(f"layoutopt.optimizer.interop.{record.folder}.write")
+    # Trainers of Hugging Face models run the model's own code, whatever its architecture.
     if not record.loads_models:
         require_gpt(target.model)
     reasons, nearest = nearest_launchable(target.layout, ctx)

@@ -103,6 +103,7 @@ def launched_gpus(words: Sequence[str], text: str = "") -> int | None:
         return stated["own_processes"]
     if "own_per_node" in stated:
         return stated["own_per_node"] * found["nodes"] if "nodes" in found else None
+    # Without --num_processes accelerate takes the number from its own configuration file.
     return None if "accelerate" in names else _of_batch(found, stated)
 
 
@@ -116,6 +117,7 @@ def _of_torchrun(found: dict[str, int], stated: dict[str, int], launcher: Sequen
         nodes = found.get("nodes") or (None if flags & {"nnodes", "num_nodes"} else 1)
         return nodes * stated["own_per_node"] if nodes else None
     both = found.get("nodes", 0) * found.get("gpus_per_node", 0)
+    # --nproc_per_node gpu or auto: as many as the machine has.
     return None if any("nproc" in flag for flag in flags) else both or None
 
 

@@ -47,6 +47,7 @@ class Target:
     @property
     def gpus_per_node(self) -> int:
         """Processes per host: as many as fit such that every host has the same number."""
+        # torchrun starts as many processes on every node.
         sizes = range(min(self.cluster.gpus_per_node, self.layout.gpus), 0, -1)
         return next(size for size in sizes if self.layout.gpus % size == 0)
 

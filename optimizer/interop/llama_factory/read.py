@@ -90,6 +90,7 @@ def _job(fields: Fields, beside: Callable[[str], str | None], gpus: int | None) 
         global_batch=batch,
         sequence_length=fields.integer("cutoff_len", least=1),
         zero=stated.get("zero"),
+        # On unless it is disabled (hparams/model_args.py).
         recompute=not fields.on("disable_gradient_checkpointing"),
         precision=_precision(fields) or stated.get("precision"),
         missing=missing,

@@ -47,6 +47,7 @@ def _of_nodes(gpu: GpuSpec, found: NodeSet) -> ClusterSpec:
         reference_cluster(gpu.name, count),
         gpus_per_node=per_node,
         nics_per_node=per_node,
+        # An NVL72's domain spans nodes, whatever the scheduler calls one.
         nvlink_domain=gpu.nvlink_domain
         if gpu.nvlink_domain > gpu.gpus_per_node
         else min(gpu.nvlink_domain, per_node),

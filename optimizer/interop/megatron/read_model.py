@@ -79,6 +79,7 @@ def _stated_model(fields: Fields, notes: list[str], *, command_line: bool) -> Mo
         name=as_name(fields.text("model_name") or "", "imported"),
         hidden=hidden,
         heads=heads,
+        # Latent attention has no groups: each head has keys of its own.
         kv_heads=heads if mla else _kv_heads(fields, heads, notes, command_line),
         head_dim=_head_dim(fields, hidden, heads, mla),
         vocab=vocab,

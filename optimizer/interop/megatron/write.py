@@ -214,6 +214,7 @@ def dispatch_flags(target: Target) -> Flags:
 def optimizer_flags(target: Target, notes: list[str]) -> Flags:
     """Optimizer sharding and state dtypes."""
     layout, training = target.layout, target.training
+    # Instances of the distributed optimizer are replicas of shard groups, which span context parallelism too.
     replicas = layout.dp * layout.cp // layout.hsdp_shard if layout.hsdp_shard else None
     flags: Flags = [
         *((f"--{name.replace('_', '-')}", str(value)) for name, value in megatron_optimizer(target).items()),

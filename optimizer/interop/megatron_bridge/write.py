@@ -337,6 +337,7 @@ def state_overrides(target: Target) -> Overrides:
 def saver_overrides(target: Target) -> Overrides:
     """Moments in 16 bits, optimizer and activations in host memory."""
     savers, sharded = target.layout.savers, target.layout.zero >= 1
+    # The precision-aware optimizer, which knows such moments, is Adam's alone (megatron/training/arguments.py).
     adam = target.training.optimizer.kind is Optimizer.ADAMW
     short = Saver.BF16_MOMENTS in savers or (target.training.moment_bytes == 2 and sharded and adam)
     offloaded = Saver.OFFLOAD_OPTIMIZER in savers

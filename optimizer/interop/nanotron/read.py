@@ -155,6 +155,7 @@ def _layout(
         ep=1,
         etp=1,
         dp=parallelism.count("dp"),
+        # Any stage shards the optimizer alone (ZeroDistributedOptimizer of nanotron/optim/zero.py).
         zero=1 if (optimizer.integer("zero_stage") or 0) > 0 else 0,
         micro_batch=tokens.count("micro_batch_size"),
         micro_batches=tokens.count("batch_accumulation_per_replica"),

@@ -40,6 +40,7 @@ def export(target: Target) -> ExportedJob:
         "general": {"project": "layoutopt", "run": target.model.name, "seed": 42},
         "model": {
             "dtype": "float16" if layout.precision is Precision.FP16 else "bfloat16",
+            # The default of torch's DistributedDataParallel.
             "ddp_bucket_cap_mb": 25,
             "make_vocab_size_divisible_by": VOCABULARY_MULTIPLE if target.preset.pad_vocab else 1,
             "init_method": {"std": 0.02},
@@ -78,6 +79,7 @@ def _optimizer(target: Target, steps: int) -> dict[str, Any]:
             "lr_warmup_steps": warmup,
             "lr_warmup_style": "linear",
             "lr_decay_style": "cosine",
+            # A run that is all warm-up still needs a step: the schedule divides by them.
             "lr_decay_steps": max(1, steps - warmup),
             "min_decay_lr": 1.5e-5,
         },

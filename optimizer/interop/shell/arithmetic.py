@@ -193,6 +193,7 @@ def _apply(mark: str, left: int | None, right: int | None) -> int | None:
     if mark in ("<<", ">>", "**") and not 0 <= right < 64:
         raise NotArithmetic(mark)
     value = _OPERATIONS[mark](left, right)
+    # Bash counts in 64 bits and goes round.
     return (value + _LARGEST) % (2 * _LARGEST) - _LARGEST
 
 

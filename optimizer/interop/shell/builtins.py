@@ -214,6 +214,7 @@ def _exec(shell: Shell, words: list[str]) -> Status:
     if not words:
         return True
     status = run(shell, words, shell.line)
+    # The program takes the shell's place: nothing behind it runs.
     raise Leave("exit", status)
 
 

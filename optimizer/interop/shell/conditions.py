@@ -222,6 +222,7 @@ def search(text: str, pattern: str) -> re.Match[str] | bool | None:
 
 def expression(pattern: str, length: int) -> re.Pattern[str] | None:
     """Return an extended regular expression that cannot run away on a text of that length; None for others."""
+    # Repeats of repeats may take exponential time; \w and its kin are no part of POSIX.
     if re.search(r"\)[*+{]|[*+}][*+{]|\\[a-zA-Z0-9<>]", pattern) or len(pattern) > 200 or length > 2_000:
         return None
     repeats = len(re.findall(r"[*+{]", pattern))

@@ -128,6 +128,7 @@ def _tr(arguments: list[str], given: str | None, shell: Shell) -> Found:
     if len(arguments) != 2 or arguments[0].startswith("-"):
         return None
     old, new = (ranges.get(word, word).replace("\\n", "\n") for word in arguments)
+    # A shorter second set goes on with its last character.
     new = new.ljust(len(old), new[-1:]) if new else old
     return given.translate(dict(zip(map(ord, old), new, strict=False)))
 
@@ -139,6 +140,7 @@ def _cut(arguments: list[str], given: str | None, shell: Shell) -> Found:
         return None
     mark, places = match[1] or match[4], match[2] or match[3]
     lines = given.splitlines()
+    # Lines without the mark are printed whole, as cut does without -s.
     kept = [mark.join(_chosen(line.split(mark), places)) if mark in line else line for line in lines]
     return "".join(f"{line}\n" for line in kept)
 

@@ -43,6 +43,7 @@ def printf(shell: Shell, words: list[str]) -> bool:
 
 def _formatted(shell: Shell, form: str, values: list[str]) -> str:
     """Apply a format again and again until all values are used."""
+    # %(...)T is a date, which only running it tells.
     if re.search(r"%\(", form):
         return hole("printf")
     form = decoded(form)

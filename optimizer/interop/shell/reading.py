@@ -28,6 +28,7 @@ def read(shell: Shell, words: list[str]) -> Status:
             shell.assign(variable, hole(variable))
         return None
     line, ended = shell.stdin.line(options.get("d", "\n")[:1])
+    # Without -r a backslash at the end of a line joins the next one.
     while "r" not in options and ended and re.search(r"(?<!\\)(\\\\)*\\$", line):
         more, ended = shell.stdin.line()
         line = line[:-1] + more

@@ -107,6 +107,7 @@ class Shell(ShellVariables):
         if self.depth >= MAX_DEPTH:
             return hole(source)
         inner = self.child()
+        # Bash clears -e in command substitutions, unless it was started as sh.
         inner.stops = False
         kept = len(self.record.commands)
         redirects = [child for child in node.named_children if child.type == "file_redirect"]
@@ -118,6 +119,7 @@ class Shell(ShellVariables):
         else:
             status = inner.ended(lambda: inner.block(node))
             self.made = (status, inner.code if inner.returned is None else inner.returned)
+        # What runs to make a word is no job of the script's.
         del self.record.commands[kept:]
         if node.type == "process_substitution":
             name = hole(source)

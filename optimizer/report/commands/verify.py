@@ -78,4 +78,5 @@ def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _no_constant(name: str) -> float:
+    # Python reads NaN and Infinity, which JSON does not have.
     raise _Ambiguous(f"{name} is no number of JSON")

@@ -112,6 +112,7 @@ def spaced(values: Sequence[float], count: int) -> list[float]:
     """Return those of ascending values that stay apart as ``count`` ones would on a logarithmic axis, the ends first."""
     if len(values) < 2:
         return list(values)
+    # Values that are exactly a gap apart stay in spite of rounding.
     gap = (values[-1] / values[0]) ** (1 / count) * (1 - 1e-9)
     kept = [values[0]]
     for value in values[1:-1]:

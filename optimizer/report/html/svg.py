@@ -52,6 +52,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     rough = (high - low) / count or 1.0
     power = 10.0 ** floor(log10(rough))
     step = next(power * digit for digit in (1, 2, 5, 10) if power * digit >= rough * SPARSER)
+    # An end that is itself a tick stays one in spite of rounding.
     first, last = ceil(low / step - 1e-9), floor(high / step + 1e-9)
     return [round(index * step, 12) for index in range(first, last + 1)]
 
