@@ -291,7 +291,8 @@ STAGED = ("llama3-8b", "qwen3-30b-a3b", "windows-between", "latent")
 
 def of_sizes_alone(model: ModelSpec) -> bool:
     """Whether nothing but sizes tells a model from Llama's first."""
-    (run, *others), names = model.runs, ("hidden", "heads", "kv_heads", "head_dim", "vocab", "rope_base", "norm_epsilon")
+    run, *others = model.runs
+    names = ("hidden", "heads", "kv_heads", "head_dim", "vocab", "rope_base", "norm_epsilon")
     sizes = {name: getattr(model, name) for name in names}
     block = (LayerShape(ffn=run.block[0].ffn),)
     plain = ModelSpec(name=model.name, runs=(replace(run, block=block),), **sizes)
