@@ -96,6 +96,7 @@ class Axes:
         # One rank has the whole sequence: there is nothing to shard along it.
         if tp == 1:
             return (0,)
+        # What a user fixes is searched even where the trainer would choose otherwise; rules still judge it.
         if "sp" in self.options.fix:
             return tuple(int(value) for value in self.options.fix["sp"])
         return tuple(v for v in (int(self.abilities.sp),) if self.options.allows("sp", v)) or (0,)
@@ -103,6 +104,7 @@ class Axes:
     def etp_of(self, tp: int) -> tuple[int, ...]:
         """Return the expert-tensor degrees: divisors of tp."""
         # Experts' tensor ranks are taken out of tp's: nothing else divides them.
+        # Without experts, or where a trainer splits none, another degree would have nothing to divide.
         if not self.ctx.experts or not self.abilities.etp or "etp" in self.abilities.fixed_axes:
             return _ints(self.options, "etp", (1,))
         return _ints(self.options, "etp", divisors(tp))
@@ -184,6 +186,7 @@ def _ints(options: SpaceOptions, axis: str, default: Iterable[int]) -> tuple[int
 
     A fixed value may exceed the default range.
     """
+    # Of a wish beyond the range, rules say why it fails, which an empty axis could not.
     values: Iterable[Value] = options.fix.get(axis) or default
     return tuple(sorted({int(v) for v in values if options.allows(axis, v)}))
 
@@ -193,10 +196,12 @@ def _zero_choices(ctx: Context, options: SpaceOptions, abilities: Abilities) -> 
     # Shard groups are tried beside whole ones: they trade memory for traffic that stays inside a level.
     stages = _ints(options, "zero", abilities.zero)
     whole = [ZeroChoice(stage=stage) for stage in stages]
+    # Groups need replicas of shards, which some trainers have for ZeRO-3 alone.
     inside = [stage for stage in stages if stage in abilities.hsdp_zero]
     if "hsdp_shard" in options.fix:
         sizes = _ints(options, "hsdp_shard", ())
         fixed = [ZeroChoice(stage=stage, shard=size) for stage in inside for size in sizes if size]
+        # 0 is how the whole group is written among sizes.
         return tuple((whole if 0 in sizes else []) + fixed)
     if not options.allows("hsdp_shard", 0):
         whole = []
@@ -292,5 +297,6 @@ def _precisions(ctx: Context, options: SpaceOptions) -> tuple[Precision, ...]:
     """Return the workload's own precision, or the listed ones."""
     if "precision" in options.fix:
         return tuple(Precision(str(name)) for name in options.fix["precision"])
+    # Formats change convergence: only what is asked for by name is compared.
     listed = options.precisions or (ctx.training.precision,)
     return tuple(p for p in dict.fromkeys(listed) if options.allows("precision", p.value))

@@ -51,12 +51,14 @@ class SpaceBuilder:
     def run(self) -> CountedRows:
         """Return the remaining degree tuples with one valid modifier choice each, and the counts."""
         base = self._declare(self._base_columns())
+        # Rules on the coarse degrees first: each row that goes here would have become hundreds below.
         base = self._apply(0, base)
         folds = self._apply(1, self._expand_experts(base))
         # ZeRO and mesh order depend on nothing that comes later: they are judged once per fold, not per row.
         folds["fold"] = np.arange(len(folds["tp"]), dtype=np.int64)
         batches = self._apply(2, self._expand_batches(folds))
         rows = self._chunked(batches)
+        # Where a rule ties ZeRO or mesh order to the micro-batch or the chunks, a fold is no more than a row.
         if self.modifiers.by_row:
             folds, rows["fold"] = rows, np.arange(len(rows["tp"]), dtype=np.int64)
         return count_modifiers(
@@ -94,6 +96,7 @@ class SpaceBuilder:
             high = np.searchsorted(degrees, most // model, side="right")
             keep, place = _ranges(np.maximum(high - low, 0))
             dp = degrees[low[keep] + place]
+        # The product is the cluster: expert degrees re-use its ranks and multiply nothing.
         columns = {"tp": tp[keep], "cp": cp[keep], "pp": pp[keep], "dp": dp}
         return self._cross(columns, "tp", {tp: [(sp,) for sp in axes.sp_of(tp)] for tp in axes.tp}, ("sp",))
 
@@ -127,6 +130,7 @@ class SpaceBuilder:
         return np.array([allows("micro_batches", int(value)) for value in values], dtype=bool)[inverse]
 
     def _batch(self, columns: Columns) -> LayoutBatch:
+        # The fold numbers rows; no rule reads it.
         known = {name: values for name, values in columns.items() if name != "fold"}
         return blank_batch(len(columns["tp"]), self.modifiers.codebook, **known)
 
@@ -141,6 +145,7 @@ class SpaceBuilder:
             schedules = _look_up(pp, {p: self._schedule_count(p) for p in self.axes.pp})
         else:
             chunks, schedules = one, self.modifiers.declared_schedules(pp, columns["vp"]).sum(axis=1)
+        # What is known is one choice each; the rest is counted as declared, so that the books balance.
         degrees = experts * batches * chunks
         return degrees, experts * batches * schedules * self._other_modifiers()
 
@@ -160,6 +165,7 @@ class SpaceBuilder:
     def _expand_batches(self, columns: Columns) -> Columns:
         sizes = [(size,) for size in self.axes.micro_batch]
         rows = self._cross(columns, "tp", dict.fromkeys(self.axes.tp, sizes), ("micro_batch",))
+        # Rounded down: where it does not divide, the batch rule removes the row and says so.
         rows["micro_batches"] = self.axes.ctx.training.global_batch // (rows["dp"] * rows["micro_batch"])
         return rows
 

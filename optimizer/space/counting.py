@@ -65,6 +65,7 @@ class Tally:
 
     def remove(self, rule: str, degrees: int, tuples: int) -> None:
         """Count what a rule removed."""
+        # Trainers have rules of one name for several eras and levels: a reader sees one line for each name.
         before = self.removed.get(rule, (0, 0))
         self.removed[rule] = (before[0] + degrees, before[1] + tuples)
 
@@ -76,6 +77,7 @@ class Tally:
             removed=tuple(
                 RuleCount(rule=rule, degrees=degrees, tuples=tuples)
                 for rule, (degrees, tuples) in self.removed.items()
+                # A rule that removed nothing is no part of why the space is so large.
                 if degrees or tuples
             ),
             remaining_degrees=remaining_degrees,
@@ -122,6 +124,8 @@ def count_modifiers(
     # Modifiers that are judged apart multiply: a choice of one stands for all choices of the others.
     others = len(m.zero) * len(m.orders)
     pairs = len(m.recomputes) * len(m.precisions)
+    # The order here is the order of the certificate: schedule, precision with recomputation, ZeRO, mesh
+    # order.
     masks = m.masks("schedule", rows)
     declared = _left(m.declared_schedules(rows.pp, rows.vp))
     schedules = _step(tally, _lefts(masks), declared, np.full(len(rows), others * pairs))
@@ -136,6 +140,7 @@ def count_modifiers(
     order = _step(tally, _lefts(orders), np.full(len(folds), len(m.orders)), per_fold * zero, alive)
     per_choice = (zero * order)[fold]
     tuples = per_row * per_choice
+    # A row without a choice in any one modifier has no layout at all.
     keep = np.flatnonzero(tuples)
     full = np.array([r.granularity is Granularity.FULL and not r.group for r in m.recomputes], dtype=bool)
     whole = _weighted(precision, table[full].sum(axis=0))[sort] * schedules * per_choice

@@ -64,6 +64,7 @@ def _telling(layout: Layout, ctx: Context) -> Switches:
 
 def _first_unnamed(layout: Layout, model: ModelSpec) -> tuple[VirtualStage, ...]:
     """Drop the kinds of recomputed layers that are a stage's first ones, which needs no saying."""
+    # Walking over the model's order is only needed where kinds are named.
     if not any(stage.recomputed_kinds for stage in layout.stages):
         return layout.stages
     stages, start = list(layout.stages), 0
@@ -96,6 +97,7 @@ def with_stages(layout: Layout, ctx: Context) -> Layout:
     """
     if layout.stages:
         return layout
+    # A limit above any stage's layers: "full" without a number recomputes all of them.
     full = layout.recompute.granularity is Granularity.FULL
     return replace(layout, stages=_own_stages(layout, ctx, ctx.model.layers if full else 0))
 

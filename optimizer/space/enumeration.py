@@ -60,6 +60,7 @@ def axes_table(axes: Axes) -> tuple[AxisRow, ...]:
     fewest, most = axes.gpus
     total = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
     sets = [savers_text(chosen) for chosen in axes.savers]
+    # Axes that are closed are no part of the declared space, and are listed apart.
     savers = [_row("savers", sets, "memory savers")] if any(axes.savers) else []
     switches = [
         _row(name, map(switch_text, values), BY_NAME[name].meaning)
@@ -142,6 +143,7 @@ def _log_splits(blocks: int, pp: int, vp: int, rule: StageRule) -> float:
     """Log of the ways to give ranks their totals: at least vp blocks, the ends one fewer."""
     # Both ends may hold nothing, as if the model had two blocks more and every stage one at least.
     spare = blocks + 2 - pp * vp if pp > 1 else 0
+    # One stage holds everything; with no more blocks than stages there is one split at most.
     if pp == 1 or spare <= 0:
         return 0.0
     if rule.split in COUNTED:
@@ -256,6 +258,7 @@ def build_space(
     run = options.run if options.allow_idle is None else replace(options.run, idle_gpus=True)
     ctx = make_context(model, training, cluster, framework, options.software, run)
     axes = declare_axes(ctx, options)
+    # Requirements may be about cost and energy, which rest on price and power beside the layout.
     facts = RunFacts(model=model, training=training, cluster=cluster, gpu_hour_cost=options.gpu_hour_cost)
     rules = (*search_rules(RULES, ctx, options), *axis_rules(options.requirements, facts))
     modifiers = Modifiers(
@@ -303,6 +306,7 @@ def explain_empty(axes: Axes, counts: SpaceCounts) -> EmptySpace:
     rule = counts.last_rule
     # A rule may be there once per release: the one that applies is quoted.
     formula = next((r.formula for r in RULES if r.name == rule and r.applies(axes.ctx)), "")
+    # With GPUs left out another number may be used, so that a prime blocks nothing.
     primes = () if axes.options.allow_idle is not None else _blocking_primes(axes)
     if primes:
         message = _prime_message(axes, primes[0])
@@ -339,6 +343,7 @@ def _blocking_primes(axes: Axes) -> tuple[int, ...]:
 
 def _context_degrees(axes: Axes) -> list[int]:
     """Return the context degrees that the sequence can be cut into."""
+    # Two pieces for each rank: an early and a late one.
     return [cp for cp in axes.cp if cp == 1 or axes.ctx.training.sequence_length % (2 * cp) == 0]
 
 

@@ -177,6 +177,7 @@ class Comparison:
     def __post_init__(self) -> None:
         """Refuse what the solver's floors under time and memory can't decide."""
         for atom, factor in self.difference.terms.items():
+            # Floors of time and memory can prove that a limit is missed, never that a value is met.
             either = self.relation in (Relation.EQUAL, Relation.DIFFERENT)
             if atom.part in LIMITED and (either or np.any(np.asarray(factor) < 0)):
                 raise input_error(
@@ -211,6 +212,7 @@ class Comparison:
             return None
         (factor,) = self.difference.terms.values()
         constant, factor = np.broadcast_arrays(np.asarray(self.difference.constant, float), factor)
+        # A factor of zero leaves the part free, unless the rest already breaks the comparison.
         never = ~np.isfinite(constant) | ((factor == 0) & (constant > 0))
         # The inner guard keeps the division clean where the outer one discards its result.
         limit = np.where(factor > 0, -constant / np.where(factor > 0, factor, 1.0), np.inf)

@@ -114,8 +114,10 @@ class Modifiers:
         if modifier == "zero":
             # After the rules: the first valid one must stay, whatever stood before it.
             steps.append((EQUIVALENT, self._first_zero(rows, valid)))
+        # Orders that differ in axes of one rank alone number the ranks alike.
         if modifier == "order":
             steps.append((EQUIVALENT, first_orders(rows, valid)))
+        # A switch that has nothing to act on in a row makes no other layout of it.
         if modifier == "precision" and self.switches:
             steps.append((EQUIVALENT, first_switches(rows, valid)))
         return steps or [("", valid)]
@@ -173,6 +175,7 @@ class Modifiers:
         """List (rule name, (R, P) table of recomputation choices still valid at each precision)."""
         shape = (len(self.recomputes), len(self.precisions))
         codes = np.indices(shape, dtype=np.int64).reshape(2, -1)
+        # Rules on recomputation read codes alone: the degrees of these rows may be anything.
         rows = blank_batch(codes.shape[1], self.codebook, recompute=codes[0], precision=codes[1])
         # Recomputation and precision are judged in one table: fp8 refuses what some modules would recompute.
         valid = np.ones(codes.shape[1], dtype=bool)
@@ -192,6 +195,7 @@ class Modifiers:
         if WHOLE_LAYERS not in self.recomputes or Recompute() in self.recomputes:
             return self
         other = replace(self, recomputes=(*self.recomputes, Recompute()))
+        # Elsewhere "full" includes no layer at all: a second spelling would count the same layouts twice.
         return other if other.recompute_masks()[-1][1][-1].any() else self
 
     def valid(self, modifier: str, rows: LayoutBatch) -> BoolArray:
@@ -207,6 +211,8 @@ class Modifiers:
         for schedule in self.schedules:
             model = SCHEDULES[schedule]
             fits = (vp >= model.min_chunks) & (vp <= (model.max_chunks or vp))
+            # One stage has no order of passes: any other schedule would be the same layout under another
+            # name.
             columns.append(pp == 1 if schedule is Schedule.NONE else fits & (pp > 1))
         return np.stack(columns, axis=1) if columns else np.zeros((len(pp), 0), dtype=bool)
 
@@ -237,6 +243,7 @@ class Modifiers:
         pass survivors, or slices.
         """
         # Only indices and codes grow; the rows themselves are taken once, at the end.
+        # Of millions of rows few columns change at a time.
         index = np.arange(len(rows), dtype=np.int64)
         codes: dict[str, IntArray] = {}
         for name in (name for name in (*ALL_MODIFIERS, SWITCHES) if name in over):

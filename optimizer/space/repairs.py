@@ -29,11 +29,13 @@ def regroup(layout: Layout, **degrees: int) -> Layout | None:
     settings: dict[str, Any] = {**degrees, "stages": ()}
     changed = replace(layout, **settings)
     inner = changed.tp * changed.cp * changed.pp
+    # Idle ranks would be another question than the one that was asked.
     if layout.gpus % inner:
         return None
     dp, batch = layout.gpus // inner, layout.dp * layout.micro_batch * layout.micro_batches
     # The batch is the user's: micro-batches shrink before it changes.
     sizes = [size for size in range(layout.micro_batch, 0, -1) if batch % (dp * size) == 0]
+    # Even single sequences do not divide among so many replicas.
     if not sizes:
         return None
     vp = changed.vp if changed.pp > 1 else 1
@@ -156,6 +158,7 @@ def known_modules(rule: Rule, layout: Layout, ctx: Context) -> Layout:
     """Keep the modules that the release knows, or take its first one; without any, recompute nothing."""
     known = abilities_of(ctx.framework, ctx.release).modules
     kept = [name for name in layout.recompute.modules if name in known]
+    # A user who asked for recomputation keeps some: none at all may not fit any more.
     return with_modules(layout, kept or list(known[:1]))
 
 

@@ -79,6 +79,7 @@ class RequirementView:
             return self._quantity(name)
         if name not in DEGREES + CODES:
             raise AttributeError(f"layouts have no {name!r}: {', '.join((*NAMES, *CODES))}")
+        # Sequence parallelism follows from the degrees; every other modifier is chosen later.
         if not self._exact and name in CODES and name != "sp":
             raise NotKnownYet(name)
         return Expression(getattr(self._batch, name).astype(np.float64))
@@ -191,6 +192,7 @@ def parse_requirement(text: str) -> Requirement:
     for side in (tree.left, *tree.comparators):
         reader.visit(side)
     for relation in tree.ops:
+        # "in" and "is" parse as comparisons too.
         if type(relation) not in _COMPARISONS:
             reader.refuse(tree, "compares in another way than by size", "<=, <, >=, >, == or !=")
     if not reader.names:
@@ -275,6 +277,7 @@ class _Reader:
             self.refuse(
                 node, f"has {name} without a rank", f"{name}[0] is the first rank, {name}[-1] the last"
             )
+        # Their codes are positions in a list, whose order means nothing.
         if name in NAMED:
             self.refuse(
                 node, f"has {name}, whose values are words", f"--fix {name}=... or --forbid {name}=..."
@@ -330,6 +333,7 @@ def _name(node: ast.Name) -> str:
 
 def _rank(node: ast.expr) -> int:
     """Read a rank: a whole number, negative ones from the last rank; ValueError otherwise."""
+    # Python parses -1 as a minus and a 1.
     sign = 1
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         sign, node = -1, node.operand

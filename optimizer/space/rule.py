@@ -102,6 +102,7 @@ class Rule:
         """Say why the layout breaks the rule and what would satisfy it."""
         text, factors = self.detail(layout, ctx)
         valid = self.valid(self, layout, ctx) if self.valid else {}
+        # "none" is said too: that no value helps is what a user has to know.
         offers = [f"valid {axis}: {', '.join(map(str, values)) or 'none'}" for axis, values in valid.items()]
         return BrokenRule(
             rule=self.name,

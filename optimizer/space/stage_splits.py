@@ -29,6 +29,7 @@ def boxes(rule: StageRule, ranks: int, chunks: int, blocks: int, *, folded: bool
     Both ends are on the first rank where the pipeline is ``folded``.
     """
     if ranks == 1:
+        # Folded, both chunks of a single rank are ends, which may be empty.
         if blocks >= (0 if folded else chunks):
             yield np.array([blocks]), np.array([blocks])
     elif rule.split is Split.FREE:
@@ -63,6 +64,7 @@ def _ends_are_free(rule: StageRule, chunks: int) -> bool:
 def own_split(rule: StageRule, ranks: int, chunks: int, blocks: int) -> IntArray | None:
     """Return the blocks per rank, (ranks,), where the framework knows one split alone, None if it has none."""
     if rule.split is Split.LARGER_FIRST:
+        # The remainder goes to the first ranks, one block each.
         counts = blocks // ranks + (np.arange(ranks) < blocks % ranks)
         # No rank of these trainers may be empty.
         if blocks < ranks:
@@ -136,8 +138,10 @@ def _counted_ends_boxes(ranks: int, chunks: int, blocks: int, *, folded: bool) -
 def _chunked_middle(ranks: int, chunks: int, blocks: int) -> Iterator[IntArray]:
     """Yield splits whose numbers are multiples of the chunks, the same on the middle ranks."""
     units, rest = divmod(blocks, chunks)
+    # Chunks of a middle rank are equal: other numbers are no multiple.
     if rest:
         return
+    # Two units at least are the ends'.
     most = (units - 2) // (ranks - 2) if ranks > 2 else 1
     for middle in range(1, most + 1):
         ends = units - middle * (ranks - 2)
