@@ -74,6 +74,7 @@ def layer_activations(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> Lay
     saved = saved | mlp_saved | {"layernorm": norm_outputs}
     hidden = keys.tokens * ctx.model.hidden
     exchanged, meanwhile = held_bytes(ctx, keys, shape) if shape.mixer is Mixer.ATTENTION else (zero, zero)
+    # What was exchanged for heads is held in the order of the exchange as well.
     kept = norm_inputs + sum(parts.values(), zero) + sum(mlp_parts.values(), zero) + exchanged
     # A layer that keeps less than the policy would keep saves nothing by it.
     saved[OP_MODULE] = np.maximum(kept - _op_kept_bytes(ctx, keys, shape), 0.0)
@@ -339,6 +340,7 @@ def _moe_bytes(ctx: ComputeContext, keys: Keys) -> tuple[dict[str, FloatArray], 
         # The router's scores are 32-bit whatever the layer's format.
         "scores": 4.0 * keys.local_tokens * moe.experts,
     }
+    # Recomputed experts dispatch again: what came back of them need not be kept either.
     saved = {"moe_act": activated, "moe": experts + parts["combined"] + parts["scores"]}
     if moe.shared_ffn:
         shared = _gated_bytes(ctx) * keys.tokens * moe.shared_ffn / keys.tp

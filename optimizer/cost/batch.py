@@ -178,6 +178,7 @@ SAME = (*DEGREES, "zero")
 
 def batch_of(layouts: Sequence[Layout]) -> LayoutBatch:
     """Turn layouts into one batch with a codebook of their choices."""
+    # A precision code names savers and switches too: fewer columns, and few combinations are ever asked for.
     formats = _distinct((layout.precision, layout.savers, layout.switches) for layout in layouts)
     books = {name: _distinct(getattr(layout, name) for layout in layouts) for name in _BOOKS.values()}
     codes = {
@@ -218,6 +219,7 @@ def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
 
 def homogeneous(batch: LayoutBatch, columns: list[IntArray]) -> Iterator[tuple[IntArray, LayoutBatch]]:
     """Split a batch into rows that are alike in some columns (n,); yields their positions (k,) and themselves."""
+    # Codes that select other code paths are priced apart; everything else is array arithmetic.
     first, inverse = distinct_rows(columns)
     for group in range(len(first)):
         rows = np.flatnonzero(inverse == group)

@@ -139,6 +139,7 @@ def collectives(cost: CostModel, layout: Layout) -> tuple[CollectiveCall, ...]:
 def _rank(step: _Step, rank: int, blocks: IntArray, recomputed: IntArray) -> _Ledger:
     """Count what one distinct rank calls, but for sends."""
     ledger, model, m = _Ledger(), step.cost.model, step.micro_batches
+    # In a folded pipeline the first rank has both ends.
     first, last = rank == 0, rank == (0 if schedule_of(step.batch).folded else len(blocks) - 1)
     for run, number, again in zip(model.runs, blocks[rank], recomputed[rank], strict=True):
         for shape in run.block:
@@ -234,6 +235,7 @@ def _replicated_sums(ledger: _Ledger, step: _Step, blocks: IntArray, *, last: bo
     if not layout.sp:
         return
     width = norm_width(model) * model.hidden
+    # Megatron-LM adds them up in one flat buffer.
     if preset.holds_back_traffic:
         whole = sum(
             n * block_parameters(model, run).replicated for n, run in zip(blocks, model.runs, strict=True)
@@ -269,6 +271,7 @@ def _data_parallel(ledger: _Ledger, step: _Step, blocks: IntArray, *, first: boo
         held[0].scaled(float(blocks[0])),
     )
     if schedule.parameter_copies > 1 or first or last:
+        # Either end holds a copy of the embedding, and DualPipe's ranks one of each other's stages.
         size = cost.shared_bytes(batch, total)
         ledger.add("pp", "all_reduce", min(step.layout.pp, 2), size, 1)
 

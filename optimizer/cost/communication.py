@@ -137,6 +137,7 @@ def split_heads_bytes(comm: CommContext, shape: LayerShape) -> FloatArray:
     repeats = comm.compute.preset.repeats_keys or model.mla is not None or comm.compute.rates.ideal
     if repeats or shape.mixer is not Mixer.ATTENTION:
         return np.zeros_like(tp)
+    # A gate comes out of the same matrix as the queries, as wide as they are.
     queries = model.heads * (2 if model.attention_gate else 1)
     keys = model.kv_heads_of(shape)
     width = BF16_BYTES * ((queries + keys) * model.head_dim + keys * model.value_dim)
@@ -236,9 +237,11 @@ def expert_parallel(comm: CommContext, shape: LayerShape, work: dict[str, Work])
     if shape.mlp is not Mlp.MOE:
         return comm.nothing()
     dispatch, combine = (_exchange_s(comm, sent) for sent in all_to_all_bytes(comm))
+    # Every expert-tensor rank multiplies all rows of the group: they are gathered first, and summed after.
     inner = _expert_tensor_parallel(comm)
     forward, backward = dispatch + combine, 2 * combine
     hidden = _hidden(comm, work, dispatch, combine)
+    # Only what another micro-batch hides shows again while the pipeline fills and drains.
     beside = comm.paired or comm.compute.switches.overlap[EpOverlap.BATCH].any()
     return Exposed(
         forward - hidden.forward_s + inner,

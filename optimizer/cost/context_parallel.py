@@ -47,6 +47,7 @@ class Division:
 
 def method_of(kind: CpComm, shape: LayerShape) -> CpComm:
     """Return the method of a layer: the launch's, but gathering where a window or chosen keys rule out the ring."""
+    # Chosen keys may be on any rank: only a gather brings them all.
     if shape.sparse:
         return CpComm.ALL_GATHER
     ring = kind in (CpComm.P2P, CpComm.A2A_P2P)
@@ -139,6 +140,7 @@ def division(ctx: ComputeContext, keys: Keys, shape: LayerShape, kind: CpComm) -
 def attended_keys(ctx: ComputeContext, shape: LayerShape, steps: FloatArray) -> FloatArray:
     """Keys (n,) that one call of the attention kernel sees: each of the ring's ``steps`` (n,) its own ranks' share."""
     length = float(ctx.training.sequence_length)
+    # Layers with a window have no ring, so that a window never meets a step of one.
     return np.minimum(length / steps, shape.window or length)
 
 
@@ -148,9 +150,11 @@ def head_widths(ctx: ComputeContext, keys: Keys, shape: LayerShape) -> tuple[Flo
     heads = model.heads / keys.tp
     if model.mla is not None:
         mla = model.mla
+        # Expanded latents give every head keys of its own, as wide as the queries.
         each = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim + mla.v_head_dim)
         return each, each
     both = model.head_dim + model.value_dim
+    # With more ranks than key-value heads each repeats one of them.
     return heads * both, np.maximum(model.kv_heads_of(shape) / keys.tp, 1.0) * both
 
 
@@ -268,6 +272,7 @@ def _state_s(comm: CommContext) -> tuple[FloatArray, FloatArray]:
 
     Once forward, once for the gradients of states (fla-org/flash-linear-attention ops/cp). States are those of sequences.
     """
+    # States are as many as sequences, not tokens: their traffic does not grow with the length.
     one = comm.topology.all_gather_s(passed_bytes(comm), comm.groups.cp)
     return one, one
 

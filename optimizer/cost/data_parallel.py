@@ -142,6 +142,7 @@ def traffic(
     scatter = calls * top.reduce_scatter_s(moved.dense_grad / calls, shard)
     gather = ctx.gather_s(moved.dense_weight, held.dense, blocks, shard)
     reduce = calls * top.all_reduce_s(moved.dense_grad / calls, ctx.groups.dp_cp)
+    # Dense models have no second group to price.
     if held.expert.any():
         calls = ctx.calls(held.expert, blocks)
         scatter = scatter + calls * top.reduce_scatter_s(moved.expert_grad / calls, edp)
@@ -171,6 +172,7 @@ def passes(ctx: DpContext) -> Passes:
     m = batch.micro_batches.astype(np.float64)
     held_back = preset.holds_back_traffic | in_torch_pipeline(preset, batch)
     hooked = np.where(held_back, one, m)
+    # Weights that stay gathered over a step are gathered once, as under ZeRO-2.
     streams = (zero == 3) & ~keeps_gathered(preset, batch)
     reduced = np.where(streams | (zero == 2), m if preset.reduce_each_micro_batch else one, one)
     whole = (zero == 0) | ((zero == 1) & preset.zero1_all_reduce)
@@ -213,6 +215,7 @@ def fsdp_layer_s(
     Forward: its gather runs under the previous block's compute. Backward: gather and reduce-scatter do.
     """
     one = traffic(ctx, held)
+    # Only weights that are freed after use travel in every micro-batch.
     active = (ctx.batch.zero == 3) & ~keeps_gathered(ctx.preset, ctx.batch)
     reduce = one.reduce_scatter_s if ctx.preset.reduce_each_micro_batch else 0.0
     # Backward gathers the weights once more, and gives the gradients away.
@@ -242,6 +245,7 @@ def step_exposed_s(
     batch, preset = ctx.batch, ctx.preset
     buckets = np.maximum(blocks / batch.pp, 1.0)
     whole, one = traffic(ctx, held, end, buckets), traffic(ctx, unit)
+    # Traffic once a step has the compute of these alone beside it, not that of all micro-batches.
     ahead = covering_micro_batches(batch)
     forward_s, backward_s = forward_s * ahead, backward_s * ahead
     scatter = exposed_once_s(ctx, whole.reduce_scatter_s, backward_s, buckets, preset.dp_overlap)

@@ -82,6 +82,7 @@ def embedding_unit(comm: CommContext) -> EndUnit:
         flops = 2.0 * keys.tokens * ctx.model.hidden * vocabulary_rows(comm)
         for part, times in ((Component.FORWARD, 1), (Component.BACKWARD, 2)):
             parts[part] = flops * times / ctx.rates.wide_flops_per_s
+    # A look-up's gradient needs the tokens alone, which the data loader holds.
     zero = np.zeros_like(keys.tp)
     forward = parts[Component.FORWARD] + parts[Component.TP] / 2
     return EndUnit(parts_s=parts, forward_s=forward, wgrad_s=zero, activation_bytes=zero, waiting_bytes=zero)
@@ -102,8 +103,11 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
     ctx, keys = comm.compute, comm.keys
     rows = vocabulary_rows(comm)
     chunks = ctx.switches.loss_chunks
+    # Megatron-LM's output layer is no Transformer Engine module: logits are multiplied in 16 bits whatever
+    # the layers' format.
     width = np.full_like(rows, float(ctx.model.hidden))
     logits = linear(ctx, keys.tokens / chunks, rows, width, wide=True).scaled(chunks)
+    # A frozen matrix still passes the gradient of its input on.
     if is_frozen(ctx.training, FrozenPart.OUTPUT):
         logits = logits.without_wgrad()
     per_logit = ctx.constants["loss_traffic_fused" if ctx.preset.fused_loss else "loss_traffic_unfused"]
@@ -131,6 +135,7 @@ def head_unit(comm: CommContext, passes: int = 1) -> EndUnit:
         lambda parts: np.where(parts > 1, gradient, between * keys.tokens * lost)
     )
     inputs = (norm_bytes(ctx) * keys.local_tokens + BF16_BYTES * input_tokens(ctx, keys)) * ctx.model.hidden
+    # The simple model's rule of thumb speaks of layers alone.
     used = 0.0 if ctx.rates.ideal else 1.0
     return EndUnit(
         parts_s=parts,

@@ -100,6 +100,7 @@ class Operands:
             return searched + 2.0 + self.copies * (one + ordered), 0.0
         # A transpose reads the narrow tensor and writes it.
         again = 2.0 * one * (self.copies - 1)
+        # The norm's kernel knows the scale of the step before, so that it writes 8 bits at once.
         if normed and self.recipe is not Fp8Recipe.CURRENT:
             return 0.0, again
         searched = 2.0 if self.recipe is Fp8Recipe.CURRENT and not normed else 0.0

@@ -216,6 +216,7 @@ def trained_flops_per_token(
     """Forward and backward FLOPs per token without gradients of frozen weights."""
     if training.adapter is not None:
         return adapted_flops_per_token(model, sequence_length, training.adapter, causal=causal)
+    # A frozen matrix saves the third of its FLOPs that its own gradient takes.
     frozen = 2.0 * model.hidden * model.vocab * (FrozenPart.OUTPUT in training.frozen)
     for run in model.runs:
         frozen += run.count * sum(_frozen_flops(model, shape, training) for shape in run.block)

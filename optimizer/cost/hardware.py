@@ -74,6 +74,7 @@ def sustained_rates(
     """
     # GPUs before Ampere multiply in fp16 alone.
     wide = Precision.BF16 if Precision.BF16 in gpu.dense_flops else Precision.FP16
+    # A format that the tensor cores lack would run at no known rate.
     if precision not in gpu.dense_flops:
         supported = ", ".join(item.value for item in gpu.dense_flops)
         raise input_error(
@@ -195,6 +196,7 @@ def attention_s(
     ``tiles`` is the number of query tiles over heads and sequences, ``length`` the attended keys.
     The backward kernel does 2.5 times the FLOPs (five multiplications for two; FlashAttention-2, section 3).
     """
+    # The backward kernel has no scores at hand and multiplies them anew.
     work = 2.5 * flops if backward else flops
     if rates.ideal:
         # Model FLOPs do not count the scores that the kernel computes again.

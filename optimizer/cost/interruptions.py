@@ -51,6 +51,7 @@ def slowdowns(model: ModelSpec, cluster: ClusterSpec, gpus: FloatArray, replicas
     failures = cluster.failures
     whole = {count: job_slowdown(model, cluster, int(count)) for count in np.unique(gpus).tolist()}
     stopped = np.array([whole[count] for count in gpus.tolist()])
+    # GPUs fail independently of each other: the more of them, the more often one does.
     mtbf_s = failures.gpu_hours_per_failure * 3600.0 / gpus
     waiting_s = np.zeros(len(gpus))
     if failures.repair_s is not None:
@@ -58,6 +59,7 @@ def slowdowns(model: ModelSpec, cluster: ClusterSpec, gpus: FloatArray, replicas
         # A job that always waits for a node never ends: NEVER keeps the search in finite numbers.
         stopped = np.minimum(stopped / np.maximum(1 - blocking(spares, load), 1 / NEVER), NEVER)
         waiting_s = waiting_for_nodes_s(spares, load, mtbf_s)
+    # The others can train on only where the trainer takes a replica out of the job.
     if failures.hot_restart_s is None:
         return stopped
     hot = hot_slowdown(failures.hot_restart_s + waiting_s, mtbf_s, replicas)

@@ -88,9 +88,11 @@ def row_switches(preset: FrameworkPreset, batch: LayoutBatch, *, cheapest: bool 
     ``cheapest``: of all codes that differ from the rows' in switches alone, whatever the rows have.
     """
     book = batch.codebook
+    # Most questions state none: one value for all rows costs no memory.
     if not any(book.switches):
         return of_preset(preset)
     if cheapest:
+        # Rows that stand for every switch have one code, which names the group.
         codes = book.alike(int(batch.precision[0]))
         return _cheapest([preset.switched(book.switches_of(code)) for code in codes])
     used = np.unique(batch.precision).tolist()

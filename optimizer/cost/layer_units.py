@@ -296,10 +296,12 @@ def _assemble(
     repeat = repeated_s + sum((t.recompute_s for t in traffic.values()), zero)
     host_f = host_forward_s(comm, shape)
     host_once_b = host_f * ctx.constants["host_backward"]
+    # A graph of the whole iteration holds the repeated kernels too.
     launched = np.where(ctx.switches.graphs[CudaGraph.FULL], ctx.constants["host_full_graph"], 1.0)
     host_b = host_once_b + repeated * _host_layer_s(comm) * ctx.constants["host_recompute"] * launched
     # The host runs ahead of the GPU, so that only what exceeds the GPU's own time is seen.
     idle_f, idle_b = _waiting_s(host_f, device_f), _waiting_s(host_b, device_b)
+    # Repeating a layer launches its forward kernels once more.
     idle_again = _waiting_s(host_f, repeat)
     parts = {name: t.forward_s + t.backward_s for name, t in traffic.items()}
     parts |= {

@@ -54,6 +54,7 @@ class OptimizerStep:
         self, batch: LayoutBatch, groups: MeshGroups, fullest: RankParameters, other: RankParameters
     ) -> FloatArray:
         """Seconds (n,) of one step on the rank that holds ``fullest`` parameters, ``other`` of them in no matrix."""
+        # DualPipe holds two copies of each stage, whose optimizer states are shared among both.
         copies, moments = schedule_of(batch).parameter_copies, moment_bytes(self.preset, self.model)
         owned = owned_parameters(batch, fullest, copies)
         local = fullest.dense + fullest.expert
@@ -63,6 +64,7 @@ class OptimizerStep:
                 self.host.optimizer_s(owned)
             )
         moved = optimizer_bytes(local, owned, moments.matrix)
+        # Muon keeps one moment of matrices and two of the rest, Adafactor row and column sums of matrices.
         if moments.other != moments.matrix:
             # Optimizers of matrices keep other moments of what is in none.
             moved = moved + 2 * (moments.other - moments.matrix) * owned_parameters(batch, other, copies)
@@ -117,6 +119,7 @@ class Orthogonalizer:
     def seconds(self) -> FloatArray:
         """Seconds (n,) per step of an equal share of the blocks, with the prediction layers of the last stage."""
         batch, one = self.batch, np.ones(len(self.batch))
+        # Without sharding every rank has all momentum, and repeats the iteration on all of it.
         sharded = batch.zero >= 1
         owned = sharded if self.optimizer.distribution in (None, MuonSharing.OWNER) else sharded & False
         total, largest = 0.0 * one, 0.0 * one
@@ -163,6 +166,7 @@ class Orthogonalizer:
         """Seconds of one matrix: its multiplications, and its traffic among the ranks that hold its parts."""
         parts, group = self._parts(matrix)
         steps, split = self.optimizer.steps, parts > 1
+        # The Gram matrix is as large as the shorter side: the longer one is summed over.
         m = np.full(len(self.batch), float(matrix.short))
         if self.optimizer.distribution is MuonSharing.DISTRIBUTED:
             # Each rank multiplies its slice of the long side, and the small Gram matrices are added up.

@@ -37,6 +37,7 @@ def graph_of(terms: StageTerms, row: int) -> StepGraph | None:
             micro_batches=int(terms.micro_batches[row]),
         )
     except InputError:
+        # Such a row has no step at all: its price is infinite.
         return None
     return step_graph(pipeline, overlap=HopOverlap(int(terms.hops_overlap[row])))
 
@@ -56,6 +57,7 @@ def durations(terms: StageTerms, row: int, blocks: IntArray, recomputed: IntArra
         for name in ("forward_s", "backward_s", "wgrad_s", "hidden_forward_s", "hidden_backward_s")
     )
     backward = backward + again
+    # Embedding and head lengthen the operations of one chunk each, not those of a rank.
     for place, ends in (((0, 0), terms.embedding_s[row]), (head, terms.head_s[row])):
         for time, value in zip((forward, backward, wgrad), ends, strict=True):
             time[:, *place] += value
@@ -64,6 +66,7 @@ def durations(terms: StageTerms, row: int, blocks: IntArray, recomputed: IntArra
         apart = [_both_ways(time) for time in apart]
     forward, backward, wgrad, hidden_forward, hidden_backward = apart
     dgrad = backward - wgrad
+    # In a pair each direction's traffic hides under the other's compute; elsewhere it shows.
     times = {
         Kind.FORWARD: forward + hidden_forward,
         Kind.BACKWARD: backward + hidden_backward,
@@ -73,6 +76,7 @@ def durations(terms: StageTerms, row: int, blocks: IntArray, recomputed: IntArra
     }
     return Durations(
         by_kind=np.stack([times[kind].transpose(2, 1, 0) for kind in Kind]),
+        # A rank alone sends nothing.
         hop_s=np.full(len(blocks), terms.hop_s[row] if forward.shape[2] > 1 else 0.0),
     )
 

@@ -155,6 +155,7 @@ def linear(
         forward = forward + gemm_s(rates, rows, part, inner, wide=wide, groups=groups)
         dgrad = dgrad + gemm_s(rates, rows, inner, part, wide=wide, groups=groups)
         wgrad = wgrad + gemm_s(rates, part, inner, rows, wide=wide, output_bytes=grad, groups=groups)
+    # Each matrix gives the input a gradient of its own; autograd adds them up.
     if len(parts) > 1:
         # A compiled sum reads all parts and writes once; a chain of additions reads two and writes one each
         # time.

@@ -93,6 +93,7 @@ def pareto_front(
     Raises ``InputError`` for a goal named twice and for what is no quantity.
     """
     first, second = (_quantity(name) for name in goals)
+    # A front in one goal is a point.
     if first.name == second.name:
         raise input_error("names one goal twice", "two goals, e.g. days,cost", key="of")
     # A gap would let dominated points in: every end of a search has to be the best.

@@ -43,6 +43,8 @@ class Cuts:
 
     def _bound_ranks(self, literal: Literal, most: FloatArray, name: str) -> None:
         """Cap the blocks of each rank by the most of any case left; without one the literal is false."""
+        # No case below the cutoff: whatever chooses this number of recomputed blocks is no better than what
+        # is known.
         if not len(most):
             self._model.add_bool_or([False] if literal is True else [~literal]).with_name(f"no_case_{name}")
             return

@@ -107,6 +107,7 @@ class Variables:
         return int(self._data.counts[kind])
 
     def _chosen(self) -> list[Literal]:
+        # A constant in place of a variable lets presolve drop every condition on it.
         if len(self._data) == 1:
             return [True]
         return [self._model.new_bool_var(f"chosen_{i}") for i in range(len(self._data))]
@@ -118,6 +119,7 @@ class Variables:
         return {shape: self._model.new_bool_var(f"shape_{_label(shape)}") for shape in shapes}
 
     def _column(self, name: str) -> IntVar:
+        # The values that occur and no range: propagation then knows what a slice can't have.
         values = sorted({int(value) for value in getattr(self._data.batch, name)})
         return self._model.new_int_var_from_domain(cp_model.Domain.from_values(values), name)
 

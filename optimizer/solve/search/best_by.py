@@ -163,6 +163,7 @@ def _why(source: CostedSpace, best: Found, fastest: Found) -> str | None:
     assert facts is not None
     uses = [footprint_of(one.layout) for one in (best, fastest)]
     ours, other = (float(facts.slowdowns(use)[0]) for use in uses)
+    # Where failures do not favour it, the rate differs for another reason.
     if not ours < other * (1 - 1e-9):
         return None
     words = failure_words(facts.cluster, *((float(use.gpus[0]), float(use.replicas[0])) for use in uses))
@@ -187,6 +188,7 @@ def _by_order(
     result = replace(first, found=(best,), complete=proven)
     if proven and not np.any(_linear(asked.source, quantity, best.layout).per_byte):
         demands = asked.source.demands
+        # Many layouts may share the least value: among them the step decides.
         limit = parse_requirement(f"{quantity.name} <= {value * (1 + 1e-9)!r}")
         near = replace(asked.source, demands=replace(demands, requirements=(*demands.requirements, limit)))
         result = BestFirst(near, asked.left(), should_stop=asked.should_stop).run()
@@ -327,6 +329,7 @@ def worst_mixture(values: FloatArray) -> FloatArray:
         bounds=[*[(0.0, None)] * samples, (None, None)],
         method="highs",
     )
+    # Any mixture bounds, so that a failed linear program costs sharpness, not truth.
     if game.x is None:
         return np.full(samples, 1 / samples)
     weights = np.maximum(game.x[:-1], 0.0)

@@ -328,6 +328,7 @@ class _Bottleneck:
 
     def limit_s(self, cutoff_s: float) -> FloatArray:
         """Return the bottleneck (c,) that every step below a cutoff keeps to."""
+        # The slowest rank works through every micro-batch, whatever else a step has.
         limit = (cutoff_s - self.constant_s) / np.maximum(self.weight, TINY)
         least: FloatArray = np.maximum(limit, 0.0)
         return least
@@ -422,6 +423,7 @@ class _Bottleneck:
 
     def _cheapest_recompute_s(self, blocks: FloatArray) -> FloatArray:
         """Seconds of recomputing so many blocks, (c,), those of the kinds that take least first."""
+        # Which kinds recompute is free: the cheapest ones give the floor.
         order = np.argsort(self.terms.recompute_s, axis=1)
         each = np.take_along_axis(self.terms.recompute_s, order, axis=1)
         number = self._counts[order]
@@ -468,8 +470,10 @@ def _weights(capacity: RankCapacity) -> FloatArray:
     terms, counted = capacity.terms, capacity.mixes.counted
     kinds = terms.layer_s.shape[1]
     ones = np.ones((len(terms), 1, kinds))
+    # One kind is counted in its own blocks.
     if kinds == 1:
         return ones
+    # The middle rank holds about the mean number of micro-batches in flight.
     middle = capacity.held_bytes[:, np.arange(len(terms)), terms.pp // 2].T
     by_time = terms.layer_s / np.maximum(terms.layer_s[:, counted, None], TINY)
     by_memory = middle / np.maximum(middle[:, counted, None], TINY)

@@ -125,6 +125,7 @@ class Choices:
             used, start = np.divmod(states, width)
             source, choice = ways_from(start, option.start)
             grown = used[source] + total[choice]
+            # States from which the ranks behind can't hold exactly the rest lead nowhere.
             kept = (grown <= ranks.total - least[rank]) & (grown >= ranks.total - most[rank])
             if not kept.any():
                 return []
@@ -194,6 +195,8 @@ class Choices:
                 if not beam:
                     return None
                 self.thinned = True
+                # What lacks least of the wanted time, completed at its cheapest, is the likeliest to end
+                # below it.
                 likely = np.argsort(self._late(spent + least[state]), kind="stable")[:most]
                 state, spent, chosen = state[likely], spent[likely], chosen[likely]
         return chosen[np.argsort(self._late(spent), kind="stable")]

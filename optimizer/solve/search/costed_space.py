@@ -177,6 +177,7 @@ class CostedSpace:
 
     def _within_memory(self, rows: LayoutBatch, terms: StageTerms, *, exact: bool) -> StageTerms:
         if self.roomy:
+            # Where nothing fits, this tells whether memory was all that was in the way.
             terms = replace(terms, capacity_bytes=np.full(len(terms), ROOM_BYTES))
         elif self.reserve:
             terms = replace(terms, capacity_bytes=terms.capacity_bytes * (1 - self.reserve))

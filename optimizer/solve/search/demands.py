@@ -57,6 +57,7 @@ class Recorder:
 
     def add(self, comparison: Comparison | bool) -> None:
         """Note a comparison. Raises ``NeedsSolver`` for one over solver variables."""
+        # A user's function may add anything that the solver takes: only comparisons can be judged without it.
         if not isinstance(comparison, Comparison):
             raise NeedsSolver("a constraint over solver variables")
         self.found.append(comparison)
@@ -154,6 +155,7 @@ class Demands:
             except NotKnownYet:
                 continue
         found += self._recorded(batch, exact=exact) or []
+        # Steps are in seconds already where nothing else is minimised.
         if self.rates is None or not found:
             return found
         rates = self.rates(batch, exact)
@@ -206,8 +208,10 @@ class Demands:
         least, most = np.zeros(len(batch)), np.full(len(batch), float(self.total))
         for comparison in self.comparisons(batch, exact=exact):
             terms = comparison.difference.terms
+            # Time and memory are limited elsewhere.
             if not all(atom.part in (Part.LAYERS, Part.RECOMPUTED) for atom in terms):
                 continue
+            # One excluded number leaves all others.
             if comparison.relation is Relation.DIFFERENT:
                 continue
             sums = {part: np.zeros(len(batch)) for part in (Part.LAYERS, Part.RECOMPUTED)}
@@ -310,6 +314,7 @@ def _in_unit(comparison: Comparison, rates: FloatArray) -> Comparison:
 def rank_of(rank: int, pp: int, distinct: int) -> int | None:
     """Return which distinct rank a rank of a pipeline is: where stages lie twice, the second half mirrors the first."""
     place = rank if rank >= 0 else pp + rank
+    # A rank beyond the pipeline holds nothing, which is how ``layers[3]`` of two ranks is read.
     if not 0 <= place < pp:
         return None
     return place if place < distinct else pp - 1 - place
@@ -337,9 +342,11 @@ def _stage_limit(comparison: Comparison, layers: IntArray) -> StageLimit:
     strict = comparison.relation is Relation.BELOW
     upper = comparison.relation is Relation.EQUAL or factor > 0
     lower = comparison.relation is Relation.EQUAL or factor < 0
+    # 2.9999999999 layers are three: requirements are sums of floats.
     slack = TOLERANCE * max(abs(edge), 1.0)
     most = (ceil(edge - slack) - 1 if strict else floor(edge + slack)) if upper else MOST_LAYERS
     least = (floor(edge + slack) + 1 if strict else ceil(edge - slack)) if lower else 0
+    # Layers become blocks of any kind: the fewest if all were large, the most if all were small.
     return StageLimit(
         rank=atom.rank, fewest=max(-(-least // int(layers.max())), 0), most=most // int(layers.min())
     )

@@ -23,6 +23,7 @@ def near_tuples(source: TermsSource, limit_s: float) -> tuple[LayoutBatch, Float
     batches, bounds = [], []
     for start in range(0, len(source.degrees), RELAXED_ROWS):
         rows = source.degrees.take(np.arange(start, min(start + RELAXED_ROWS, len(source.degrees))))
+        # The quick bound excludes most rows for a fraction of what the full one takes.
         quick = quick_bound(source.relaxed(rows), source.counts)
         quick = source.demands.kept(quick, rows, exact=False)
         rows = rows.take(np.flatnonzero(quick < limit_s))
@@ -32,6 +33,7 @@ def near_tuples(source: TermsSource, limit_s: float) -> tuple[LayoutBatch, Float
             )
             batches.append(batch)
             bounds.append(bound)
+    # Batches of no rows can't be stacked.
     if not batches:
         return source.degrees.take(np.zeros(0, dtype=np.int64)), np.zeros(0)
     return LayoutBatch.concat(batches), np.concatenate(bounds)

@@ -108,11 +108,13 @@ class TupleSolver:
 
     def raised(self, item: Waiting, upper_s: float, best_s: float) -> SliceResult | None:
         """Raise a tuple's bound by enumerating what is much better than wanted; return what comes up on the way."""
+        # Once for each tuple: a second time would enumerate the same again.
         item.raised, least_s, best = True, item.bound_s, None
         for share in RAISED:
             below_s = least_s + share * (upper_s - least_s)
             near, decided = self._enumerated(item, None, below_s, best_s, AT_FIRST)
             best = near or best
+            # Nothing lies below: that much of the gap is proven without the solver.
             if decided and near is None:
                 item.bound_s = below_s
                 break
@@ -127,11 +129,13 @@ class TupleSolver:
             stack_terms([item.terms for item in items]),
             self._source.counts, self._source.rule, lower_s=lower_s, upper_s=upper_s,
         )  # fmt: skip
+        # What was proven in whole nanoseconds is proven but for that much.
         self.rounding_s = max(self.rounding_s, data.rounding_ns / 1e9)
         return CpModel(data, demands=self._source.demands, paths=self._paths).solve(limits)
 
     def constructed(self, item: Waiting, below_s: float) -> SliceResult | None:
         """Construct stages of one tuple and price them exactly; None where they are no answer below a step time."""
+        # Good stages narrow what enumeration has to look at.
         near = good_stages(item.terms, self._source.counts, self._source.rule, below_s)
         if not np.isfinite(near.step_time_s[0]):
             return None

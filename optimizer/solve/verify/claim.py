@@ -119,6 +119,7 @@ def _below_s(stated: StatedPlan) -> float | None:
 def _check_statements(stated: StatedPlan, rebuilt: Rebuilt, *, every_tuple: bool) -> tuple[Tree, list[Check]]:
     """Compare what can be rebuilt at once; return the rebuilt plan too, empty where there is nothing to rebuild from."""
     wrong = _wrong_inputs(stated, rebuilt)
+    # Another question has another space: nothing below could be compared.
     if wrong:
         return {}, [Check(name="inputs", passed=False, reason=wrong)]
     if rebuilt.top is not None and len(stated.alternatives) >= max(rebuilt.top, 1):
@@ -198,6 +199,7 @@ def _wrong_claim(stated: StatedPlan, rebuilt: Rebuilt, priced: Sequence[PricedLa
     except ValueError:
         return f"status {stated.status[:40]!r} is none of {', '.join(Status)}"
     floor_s = np.inf if status is Status.INFEASIBLE else stated.bound_s or 0.0
+    # A layout that the search was told of counts: a claim that none is as fast refutes itself.
     if rebuilt.warm_start_s < floor_s * (1 - TOLERANCE):
         return f"the search was told of a layout at {rebuilt.warm_start_s:.9g} s, which the claim excludes"
     if stated.layout is None:
@@ -398,6 +400,7 @@ def check_freer(stated: StatedPlan, rebuilt: Rebuilt, *, max_tuples: int, audit_
     slack_s = best_s * TOLERANCE + 2 * rounding_s(np.asarray(space.counts))
     least_s = best_s * (1 - rebuilt.gap_target) - slack_s
     name = "gain of the freest trainer"
+    # Both sides: nothing is faster than stated, and something is as fast.
     for below_s, reached in ((least_s, False), (best_s + slack_s, True)):
         found = exclude_tuples(space, below_s, every_tuple=every_tuple, audit_rows=audit_rows)
         if (found.witness is not None) is not reached:

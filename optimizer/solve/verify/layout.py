@@ -93,6 +93,7 @@ def find_tuple(space: PricedSpace, layout: Layout) -> LayoutBatch:
     for name in DEGREES:
         value = getattr(layout, name)
         same &= getattr(rows, name) == value
+        # The first degree that no row has beside those before it is the one to name.
         if not same.any():
             raise Refuted(f"{name} {value} with the degrees before it is not in the space")
     # Rows of the table have one choice of modifiers each: the stated one is among all of theirs.
@@ -169,11 +170,13 @@ def read_stages(
         raise Refuted(f"stages hold {start} blocks of {len(kinds)}")
     rank = distinct_rank_of_entry(schedule, ranks, chunks)
     check_sizes(blocks.sum(axis=1)[order], rank[order], rule, folded=SCHEDULES[schedule].folded)
+    # A group's layers lie behind one saved input: a part of them can't be left out.
     if layout.recompute.group:
         if (recomputed != blocks).any():
             raise Refuted("groups of layers are recomputed from one input, but not all layers are recomputed")
     else:
         check_recomputed(blocks, recomputed, order, rule, may_recompute)
+    # Priced is by chunk and distinct rank, stated by virtual stage.
     seat = seats(schedule, ranks, chunks)
     return blocks[seat], recomputed[seat]
 
@@ -198,6 +201,7 @@ def _by_name(blocks: IntArray, runs: Sequence[Run]) -> dict[str, int]:
 
 def _recomputed(stage: VirtualStage, held: list[int], runs: Sequence[Run], where: str) -> IntArray:
     """Return the recomputed blocks (K,): the stage's first ones, unless it says of which kinds."""
+    # Trainers count from a stage's front: kinds need saying only where others are meant.
     if not stage.recomputed_kinds:
         if stage.recomputed > len(held):
             raise Refuted(f"{where}: {stage.recomputed} recomputed layers of {len(held)}")
