@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from layoutopt.optimizer.cost.parameters import model_parameters
-from layoutopt.optimizer.interop.huggingface.hub import hub_model
-from layoutopt.optimizer.interop.huggingface.names import BUILT_IN, built_in_model
+from layoutopt.optimizer.interop.huggingface.names import BUILT_IN, built_in_model, hub_model
 from layoutopt.optimizer.interop.shell.record import Outside
 from layoutopt.optimizer.interop.sources import import_text
 from layoutopt.optimizer.specs.errors import InputError

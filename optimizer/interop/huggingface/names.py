@@ -1,8 +1,17 @@
-"""Names on the Hugging Face hub and the built-in models of the same shape."""
+"""Names on the Hugging Face hub: the built-in models of the same shape, and sizes of others that launch files name."""
 
 from __future__ import annotations
 
+import json
 import re
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from layoutopt.optimizer.interop.reading import parse_yaml
+
+if TYPE_CHECKING:
+    from layoutopt.optimizer.specs.model import ModelSpec
 
 CHECKPOINT = r"(-(base|instruct|chat|thinking|hf|it|fp8|bf16|\d{4}|v\d(\.\d)?|hf))*"
 """Words behind a model's name that say which of its checkpoints it is."""
@@ -38,3 +47,23 @@ def built_in_model(name: str) -> str | None:
 def last_part(name: str) -> str:
     """Return what of a hub name or folder says which model it is."""
     return name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+
+
+@cache
+def _table() -> dict[str, Any]:
+    folder = resources.files("layoutopt.optimizer.interop.huggingface")
+    return parse_yaml(folder.joinpath("hub.yaml").read_text("utf-8"), "hub.yaml")
+
+
+@cache
+def hub_model(name: str) -> ModelSpec | None:
+    """Return the model of a hub name or of the folder that it was loaded to; None for one that is not listed."""
+    from layoutopt.optimizer.interop.huggingface.config import (
+        import_config,  # most names are of built-in models
+    )
+
+    last = last_part(name)
+    sizes = next(
+        (sizes for shape, sizes in _table().items() if re.fullmatch(f"({shape}){CHECKPOINT}", last)), None
+    )
+    return None if sizes is None else import_config(json.dumps(sizes), "hub.yaml", name=last).model

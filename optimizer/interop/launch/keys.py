@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.interop.huggingface.hub import hub_model
-from layoutopt.optimizer.interop.huggingface.names import built_in_model
+from layoutopt.optimizer.interop.huggingface.names import built_in_model, hub_model
 from layoutopt.optimizer.interop.launch.flags import scalar
 from layoutopt.optimizer.interop.megatron.read import job_from_arguments
 from layoutopt.optimizer.interop.reading import LAYOUT_WORDS, UNREAD, shorten

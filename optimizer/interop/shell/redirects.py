@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.shell.builtins import file_text
-from layoutopt.optimizer.interop.shell.streams import Input
 from layoutopt.optimizer.interop.shell.syntax import child_of, text_of
 
 if TYPE_CHECKING:
@@ -17,6 +17,26 @@ if TYPE_CHECKING:
 Status = bool | None
 
 NOWHERE = "/dev/null"
+
+
+@dataclass(slots=True)
+class Input:
+    """A text that commands read one after the other."""
+
+    text: str
+    at: int = 0
+
+    def line(self, end: str = "\n") -> tuple[str, bool]:
+        """Return what comes before the next ``end``, and whether there was one."""
+        place = self.text.find(end, self.at) if end else -1
+        start, found = self.at, place >= 0
+        self.at = place + len(end) if found else len(self.text)
+        return self.text[start : place if found else len(self.text)], found
+
+    def rest(self) -> str:
+        """Return all that is left."""
+        start, self.at = self.at, len(self.text)
+        return self.text[start:]
 
 
 def redirected(shell: Shell, body: Node | None, redirects: list[Node]) -> Status:

@@ -14,9 +14,8 @@ from layoutopt.optimizer.interop.shell.control import CONTROL, Leave
 from layoutopt.optimizer.interop.shell.declarations import DECLARATIONS, assignment
 from layoutopt.optimizer.interop.shell.expand import Expander
 from layoutopt.optimizer.interop.shell.parameters import raw
-from layoutopt.optimizer.interop.shell.redirects import given, redirected
+from layoutopt.optimizer.interop.shell.redirects import Input, given, redirected
 from layoutopt.optimizer.interop.shell.state import WORD, ShellVariables
-from layoutopt.optimizer.interop.shell.streams import Input
 from layoutopt.optimizer.interop.shell.syntax import child_of, line_of, parse, text_of
 from layoutopt.optimizer.interop.shell.values import has_hole, hole
 
