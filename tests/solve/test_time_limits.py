@@ -95,6 +95,36 @@ def test_verify_names_what_was_cut_short(cut_short: Plan) -> None:
     assert not verify_plan(forged).accepted
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("binding", "rule tp_divides_heads"),
+        ("least_bytes", 1e9),
+        ("capacity_bytes", 1e9),
+        ("fewest_gpus", 9),
+        ("conflict", ["memory", "pp = 3"]),
+        ("suggestions", [{"option": "--allow-idle", "value": "0.5", "effect": "runs"}]),
+    ],
+)
+def test_what_is_cut_short_says_nothing_false(cut_short: Plan, key: str, value: object) -> None:
+    """That the time was up excuses what is left out of an explanation, not what it says."""
+    plain = json.loads(json.dumps(plan_to_plain(cut_short)))
+    plain["infeasibility"][key] = value
+    report = verify_plan(plain)
+    assert not report.accepted
+    assert any(f"infeasibility.{key}" in check.reason for check in report.checks if not check.passed)
+
+
+def test_a_whole_explanation_may_be_told_in_part() -> None:
+    """What was known when the time was up is accepted where it is so; words are named as not checked."""
+    whole = api.solve_layout(load_workload(TOO_LARGE[0]), load_cluster(TOO_LARGE[1]))
+    plain = json.loads(json.dumps(plan_to_plain(whole)))
+    plain["infeasibility"] |= {"cut_short": True, "suggestions": [], "message": "not enough GPUs"}
+    report = verify_plan(plain)
+    assert report.accepted
+    assert any(text.startswith("infeasibility ") and "not enough GPUs" in text for text in report.not_checked)
+
+
 def test_building_the_space_takes_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The search has what is left after a space that took long to build."""
     now, given = [0.0], []

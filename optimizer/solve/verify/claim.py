@@ -26,6 +26,7 @@ from layoutopt.optimizer.solve.verify.rebuilt import Rebuilt, Tree, estimated_tu
 from layoutopt.optimizer.solve.verify.report import Check, VerifyReport
 from layoutopt.optimizer.solve.verify.statements import (
     TOLERANCE,
+    Difference,
     compare_statements,
     differences,
     merged,
@@ -305,6 +306,9 @@ COUNTS = ("removed_by_memory", "removed_by_bound", "solved")
 SEARCHED, EXPLAINED = "second search", "why nothing fits"
 """Names of the checks that a second search makes."""
 
+NOT_KNOWN = "not known"
+"""What is said to bind where the time was up before it was found."""
+
 WHY = ("infeasibility", "reasons")
 """Why nothing fits."""
 
@@ -316,14 +320,18 @@ there are none."""
 def check_again(stated: StatedPlan, rebuilt: Rebuilt) -> tuple[Tree, list[Check]]:
     """Search again; return what could be rebuilt by that, and the checks.
 
-    A stopped search ends elsewhere each time, and so does an explanation for which the time was up. Another layout within a
-    gap has runners-up and counts of its own, and the course of a search may differ between machines, versions and threads:
-    then it is not compared.
+    A stopped search ends elsewhere each time. Of an explanation for which the time was up, what it does say is compared.
+    Another layout within a gap has runners-up and counts of its own, and the course of a search may differ between machines,
+    versions and threads: then it is not compared.
     """
-    if rebuilt.again is None or stated.status == Status.STOPPED or _cut_short(stated):
-        none: Tree = {ROOMIER: None, OPEN: 0}
-        return {name: value for name, value in none.items() if not stated.plain.get(name)}, []
+    empty: Tree = {ROOMIER: None, OPEN: 0}
+    none = {name: value for name, value in empty.items() if not stated.plain.get(name)}
+    if rebuilt.again is None or stated.status == Status.STOPPED:
+        return none, []
     found = rebuilt.again()
+    if _cut_short(stated):
+        wrong = told(_said_otherwise(stated.plain["infeasibility"], found.get("infeasibility")))
+        return none, [Check(name=EXPLAINED, passed=not wrong, reason=wrong or "what is said is so")]
     if stated.status == Status.INFEASIBLE:
         tree = {name: found.get(name) for name in WHY}
         tree |= _counted(stated, rebuilt, found) | {ROOMIER: found.get(ROOMIER)} | _second_goal(stated, found)
@@ -345,6 +353,28 @@ def check_again(stated: StatedPlan, rebuilt: Rebuilt) -> tuple[Tree, list[Check]
 def _cut_short(stated: StatedPlan) -> bool:
     why = stated.plain.get("infeasibility")
     return stated.status == Status.INFEASIBLE and isinstance(why, dict) and why.get("cut_short") is True
+
+
+def _said_otherwise(part: object, whole: object) -> Iterator[Difference]:
+    """Yield what a part of an explanation says otherwise than all of it; what is left out says nothing.
+
+    The least memory so far may be more than the least.
+    """
+    if not isinstance(part, dict) or not isinstance(whole, dict):
+        yield Difference("infeasibility", short(part), short(whole))
+        return
+    for key in ("binding", "least_bytes", "capacity_bytes", "fewest_gpus", "conflict", "suggestions"):
+        said, known = part.get(key), whole.get(key)
+        if said in (None, [], NOT_KNOWN):
+            continue
+        if key == "suggestions" and isinstance(said, list) and isinstance(known, list):
+            agrees = all(one in known for one in said)
+        elif key == "least_bytes" and isinstance(said, int | float) and isinstance(known, int | float):
+            agrees = said >= known * (1 - TOLERANCE)
+        else:
+            agrees = not any(differences(said, known))
+        if not agrees:
+            yield Difference(f"infeasibility.{key}", short(said), short(known))
 
 
 def _second_goal(stated: StatedPlan, found: Tree) -> Tree:
