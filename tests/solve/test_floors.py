@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from layoutopt.optimizer.cost.orders import HopOverlap
 from layoutopt.optimizer.cost.step import step_s
 from layoutopt.optimizer.solve.search.chunk_sizes import balanced, with_end
-from layoutopt.optimizer.solve.search.floors import rank_floors
+from layoutopt.optimizer.solve.search.floors import HeldBlocks, rank_floors
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.terms import StageTerms
@@ -63,10 +63,21 @@ def test_no_stages_are_faster_than_a_floor(vp: int, seed: int) -> None:
     blocks[0, ..., 0] = share
     blocks[0, ..., -1] += sizes - share if kinds == 2 else 0
     again = rng.integers(0, blocks + 1)
+    if rng.random() < 0.5:
+        again = blocks * int(rng.integers(2))
     held, repeated = blocks.sum(axis=1)[0], again.sum(axis=1)[0]
     exact_s = step_s(terms, 0, blocks, again)[0]
-    for fewest in (None, held.sum(axis=1)[None].astype(float)):
-        floors = rank_floors(terms, held.sum(axis=0), fewest)
+    total = held.sum(axis=1)[None].astype(float)
+    every = np.array([bool((again == blocks).all())])
+    alike = np.array([kinds == 1 and (every[0] or not again.any())])
+    loose = rng.integers(0, 3, (2, 1, pp))
+    for known in (
+        None,
+        HeldBlocks(fewest=total, most=total, every=every, alike=alike),
+        HeldBlocks(fewest=np.maximum(total - loose[0], 0), most=total + loose[1], every=every, alike=alike),
+        HeldBlocks(fewest=np.zeros((1, pp)), most=total, every=every, alike=alike),
+    ):
+        floors = rank_floors(terms, held.sum(axis=0), known)
         each_s = np.einsum("pk,kp->p", held, floors.layer_s[0]) + np.einsum(
             "pk,kp->p", repeated, floors.again_s[0]
         )
@@ -83,7 +94,11 @@ def test_floors_count_the_way_to_the_last_rank() -> None:
     for name in (*ENDS, "hop_s"):
         getattr(terms, name)[:] = 0.0
     terms.forward_s[:], terms.backward_s[:], terms.layer_s[:] = 1.0, 2.0, 3.0
-    floors = rank_floors(terms, np.array([240]), np.full((1, 4), 60.0))
+    sixty, every = np.full((1, 4), 60.0), np.zeros(1, dtype=bool)
+    alike = ~every
+    floors = rank_floors(
+        terms, np.array([240]), HeldBlocks(fewest=sixty, most=sixty, every=every, alike=alike)
+    )
     floor_s = 8 * (60 * floors.layer_s[0, 0] + floors.base_s[0])
     busy_s, chunk_s = 8 * 60 * 3, 20 * 3
     assert step_s(terms, 0, blocks, np.zeros_like(blocks))[0] == pytest.approx(busy_s + 3 * chunk_s)

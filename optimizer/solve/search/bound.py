@@ -19,7 +19,7 @@ from layoutopt.optimizer.cost.terms import own_bytes
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation
 from layoutopt.optimizer.solve.search.capacity import SLACK, TINY, RankCapacity, at_most, mixes
 from layoutopt.optimizer.solve.search.cases import Cases, free_cases, stage_cases
-from layoutopt.optimizer.solve.search.floors import PLAIN, runs
+from layoutopt.optimizer.solve.search.floors import PLAIN, HeldBlocks, runs
 from layoutopt.optimizer.solve.splits import fewest_in
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
@@ -255,18 +255,18 @@ def case_bounds(terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: flo
         # A bottleneck this slow already costs the cutoff.
         enough &= problem.enough(problem.limit_s(cutoff_s))
     problem, alive = problem.take(enough), alive[enough]
-    fewest = None
+    held = None
     for _ in range(SHARPENINGS if np.isfinite(cutoff_s) and not problem.capacity.fixed else 0):
         if not len(alive):
             break
         # Blocks that the others have no room for lie on a rank in any such step, and lengthen paths that pass
         # it.
-        before, fewest = fewest, problem.fewest(cutoff_s)
-        if before is not None and (fewest == before).all():
+        before, held = held, problem.held_below(cutoff_s)
+        if held.same(before):
             break
-        problem = problem.sharpened(fewest)
+        problem = problem.sharpened(held)
         enough = problem.enough(problem.limit_s(cutoff_s))
-        problem, alive, fewest = problem.take(enough), alive[enough], fewest[enough]
+        problem, alive, held = problem.take(enough), alive[enough], held.take(enough)
     if len(alive):
         least, slowest[alive] = problem.bracket()
         bound[alive] = np.minimum(problem.step_s(least) * (1 - FLOAT_ERROR), cutoff_s)
@@ -320,10 +320,10 @@ class _Bottleneck:
         new.mix_units = self.mix_units[:, :, index]
         return new
 
-    def sharpened(self, fewest: FloatArray) -> _Bottleneck:
-        """Return the search for cases whose ranks hold at least ``fewest`` (c, P) blocks."""
+    def sharpened(self, held: HeldBlocks) -> _Bottleneck:
+        """Return the search for cases whose ranks are known to hold some blocks."""
         new = copy(self)
-        new.capacity = self.capacity.sharpened(fewest)
+        new.capacity = self.capacity.sharpened(held)
         return new
 
     def limit_s(self, cutoff_s: float) -> FloatArray:
@@ -333,14 +333,17 @@ class _Bottleneck:
         least: FloatArray = np.maximum(limit, 0.0)
         return least
 
-    def fewest(self, cutoff_s: float) -> FloatArray:
-        """Return the fewest blocks (c, P) of every rank in any step below a cutoff: what the others have no room for."""
+    def held_below(self, cutoff_s: float) -> HeldBlocks:
+        """Return what ranks hold in any step below a cutoff: at least what the others have no room for."""
         # Infinity times zero blocks would be no number.
         most = self.units(self.capacity.held(np.minimum(self.limit_s(cutoff_s), 1e15)))[0]
         most = np.where(self.capacity.real, np.maximum(most, 0.0), 0.0)
-        held = self._counts.sum() - (most.sum(axis=1, keepdims=True) - most)
-        fewest: FloatArray = np.ceil(np.maximum(held, 0.0) * (1 - SLACK))
-        return fewest
+        left = self._counts.sum() - (most.sum(axis=1, keepdims=True) - most)
+        fewest = np.ceil(np.maximum(left, 0.0) * (1 - SLACK))
+        largest = np.ceil(most / self.terms.vp[:, None]).max(axis=1)
+        every = ~self.cases.free & (self.cases.low >= largest * self.terms.vp)
+        alike = ~(self.cases.free & self.terms.may_recompute) & (len(self._counts) == 1)
+        return HeldBlocks(fewest=fewest, most=most, every=every, alike=alike)
 
     def units(self, held: FloatArray) -> FloatArray:
         """Weigh what each rank can hold: (Y, c, P), one row per choice of weights."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
     from layoutopt.optimizer.solve.search.cases import Cases
+    from layoutopt.optimizer.solve.search.floors import HeldBlocks
 
 MIXES = 48  # mixes of the other kinds; more are covered by coarser steps
 SLACK = 1e-9  # relative: floats must never count one block too few
@@ -139,13 +140,13 @@ class RankCapacity:
 
     @property
     def fixed(self) -> bool:
-        """Whether the fewest blocks of ranks lengthen no path."""
+        """Whether the blocks that ranks hold lengthen no path."""
         return self.forms.fixed
 
-    def sharpened(self, fewest: FloatArray) -> RankCapacity:
-        """Return the same cases with ranks that hold at least ``fewest`` (c, P) blocks, which lengthens paths past them."""
+    def sharpened(self, held: HeldBlocks) -> RankCapacity:
+        """Return the same cases with ranks that are known to hold some blocks, which lengthens paths past them."""
         new = copy(self)
-        new.floors = self.forms.at(fewest)
+        new.floors = self.forms.at(held)
         new.pace()
         return new
 

@@ -12,7 +12,10 @@ every other rank once, but skips the forwards that s runs meanwhile:
 with F and T a rank's forward and whole time for one micro-batch. Transfers on the way count where they are certain.
 An interleaved path may also leave rank s after the first micro-batch's forward of its last chunk, down to the last rank and
 back, so that it counts the last chunks of the ranks behind s, but skips the forwards that s runs meanwhile. Each rank
-takes what is likely to be the longer of its two paths.
+takes what is likely to be the longer of its two paths. Before either, a path to
+rank s may run all chunks but the last of the first micro-batches on a rank before s that holds as many blocks, and pass on
+from there through last chunks. How much the chunks of other ranks hold at least follows from the fewest blocks of each,
+and from all of them together: they hold what the remaining ranks have no room for.
 """
 
 from __future__ import annotations
@@ -63,13 +66,42 @@ class RankFloors:
         )
 
 
-def rank_floors(terms: StageTerms, counts: IntArray, fewest: FloatArray | None = None) -> RankFloors:
-    """Return the floors of every layout; ``fewest`` (n, P) are the fewest blocks of every rank."""
-    return FloorForms(terms, counts).at(fewest)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldBlocks:
+    """The fewest and the most blocks (n, P) of every rank.
+
+    ``every`` (n,) tells whether chunks between the ends recompute every block, ``alike`` (n,) whether of two such chunks
+    the one with fewer blocks takes no longer, on whichever ranks they are.
+    """
+
+    fewest: FloatArray
+    most: FloatArray
+    every: Mask
+    alike: Mask
+
+    def same(self, other: HeldBlocks | None) -> bool:
+        """Whether another says as much."""
+        if other is None:
+            return False
+        return bool((self.fewest == other.fewest).all() and (self.most == other.most).all())
+
+    def take(self, index: IntArray | Mask) -> HeldBlocks:
+        """Return those of some layouts, by their positions (k,) or a mask (n,)."""
+        return HeldBlocks(
+            fewest=self.fewest[index],
+            most=self.most[index],
+            every=self.every[index],
+            alike=self.alike[index],
+        )
+
+
+def rank_floors(terms: StageTerms, counts: IntArray, held: HeldBlocks | None = None) -> RankFloors:
+    """Return the floors of every layout whose ranks are known to hold some blocks."""
+    return FloorForms(terms, counts).at(held)
 
 
 class FloorForms:
-    """The floors of every layout of some terms as functions of the fewest blocks of every rank.
+    """The floors of every layout of some terms as functions of the blocks that its ranks are known to hold.
 
     ``fixed`` tells that these change nothing: no layout is interleaved.
     """
@@ -77,6 +109,7 @@ class FloorForms:
     def __init__(self, terms: StageTerms, counts: IntArray) -> None:
         rank = np.arange(terms.in_flight.shape[1])
         self.terms, self._rank, self._mean = terms, rank, counts.sum() / terms.pp
+        self._total = int(counts.sum())
         self._m = m = terms.micro_batches[:, None]
         plain, both = runs(terms, PLAIN)[:, None], terms.forward_s + terms.backward_s
         missed = missed_forwards(terms, rank)
@@ -104,6 +137,7 @@ class FloorForms:
         self._several = not self.fixed and int(terms.vp.max(initial=1)) > 1
         self._each = both.min(axis=1)[:, None]
         self._all_again = plain[:, 0].astype(np.float64)
+        self._inner = rank < terms.pp[:, None] - 1
         # Ranks that a layout doesn't have take no time.
         self._real = rank < terms.pp[:, None]
         if self._several:
@@ -117,15 +151,17 @@ class FloorForms:
             setattr(new, name, getattr(self, name)[index])
         return new
 
-    def at(self, fewest: FloatArray | None = None) -> RankFloors:
-        """Return the floors where ranks hold at least ``fewest`` (n, P) blocks."""
+    def at(self, held: HeldBlocks | None = None) -> RankFloors:
+        """Return the floors where ranks are known to hold some blocks; None: at least one each."""
         terms, m, layer, others = self.terms, self._m, self._layer, self._passing
-        held = np.ones((len(terms), len(self._rank))) if fewest is None else fewest
         if not self.fixed:
-            others = others + self._first_chunks_s(held)
+            each = self._each
+            if held is not None:
+                each = each + np.where(held.every, self.terms.recompute_s.min(axis=1), 0.0)[:, None]
+            others = others + self._first_chunks_s(held, each)
         others = others + self._hops
         if self._several:
-            gained = self._gained_s(held)
+            gained = self._gained_s(held, each)
             longer = gained > self._per_block_s * self._mean[:, None]
             others = others + np.where(longer, gained, 0.0)
             layer = layer - (np.where(longer, self._per_block_s, 0.0) / m)[:, None, :]
@@ -136,20 +172,70 @@ class FloorForms:
             all_again=self._all_again,
         )
 
-    def _first_chunks_s(self, fewest: FloatArray) -> FloatArray:
+    def _first_chunks_s(self, held: HeldBlocks | None, each_s: FloatArray) -> FloatArray:
         """Forward and backward of the first chunks before a rank; the first of all may hold the embedding alone."""
         terms, rank = self.terms, self._rank
-        held = np.where(rank > 0, np.maximum(fewest // terms.vp[:, None], 1.0), 0.0)
-        before = np.where(rank > 0, terms.embedding_s[:, :2].sum(axis=1)[:, None], 0.0)
-        return np.where(self._interleaved, before + (np.cumsum(held, axis=1) - held) * self._each, 0.0)
+        chunk = np.where(rank > 0, 1.0, 0.0) * np.ones((len(terms), 1))
+        if held is not None:
+            chunk = np.where(rank > 0, np.maximum(held.fewest // terms.vp[:, None], 1.0), 0.0)
+        before = np.cumsum(chunk, axis=1) - chunk
+        if held is not None:
+            most, fewer = self._together(held, largest=False)
+            before = np.maximum(before, np.cumsum(most, axis=1) - most - fewer)
+            if held.alike.any():
+                last, fewer_last = self._together(held, largest=True)
+                most = np.where(self._behind_full(held), last, most)
+                either = np.cumsum(most, axis=1) - most - fewer - fewer_last
+                # the last rank's last chunk may be small, and its others larger than those of a rank with as many blocks
+                alike = held.alike[:, None] & self._inner
+                before = np.where(alike, np.maximum(before, either), before)
+        embedding = np.where(rank > 0, terms.embedding_s[:, :2].sum(axis=1)[:, None], 0.0)
+        return np.where(self._interleaved, embedding + before * each_s, 0.0)
 
-    def _gained_s(self, fewest: FloatArray) -> FloatArray:
+    def _gained_s(self, held: HeldBlocks | None, each_s: FloatArray) -> FloatArray:
         """Return what interleaved paths gain on the way to the last rank and back, (n, P) seconds."""
-        vp = self.terms.vp[:, None]
-        held = np.where(self._inner, np.maximum(-(-fewest // vp), 1.0), 0.0)
-        behind = held[:, ::-1].cumsum(axis=1)[:, ::-1] - held
-        way_s = behind * self._each + self.terms.head_s[:, :2].sum(axis=1)[:, None]
+        chunk = np.where(self._inner, 1.0, 0.0)
+        if held is not None:
+            chunk = np.where(self._inner, np.maximum(-(-held.fewest // self.terms.vp[:, None]), 1.0), 0.0)
+        behind = chunk[:, ::-1].cumsum(axis=1)[:, ::-1] - chunk
+        if held is not None:
+            most, fewer = self._together(held, largest=True)
+            behind = np.maximum(behind, most[:, ::-1].cumsum(axis=1)[:, ::-1] - most - fewer)
+        way_s = behind * each_s + self.terms.head_s[:, :2].sum(axis=1)[:, None]
         return np.where(self._detour, way_s + self._detour_hops * self._hop_s - self._lost_s, 0.0)
+
+    def _behind_full(self, held: HeldBlocks) -> Mask:
+        """Tell which ranks (n, P) surely have a rank before or at them that holds as many blocks as any rank may hold.
+
+        A path to a rank behind that one may run all chunks but the last there, in place of its own, and then pass on through
+        last chunks, which are the largest.
+        """
+        inner = self._inner & (self._rank > 0)
+        most = np.where(inner, held.most, 0.0)
+        full = most.max(axis=1, keepdims=True)
+        spare = held.most.sum(axis=1, keepdims=True) - self._total
+        # no rank so far holds that many: so many blocks are missing in them
+        missing = np.where(inner, np.maximum(most - full + 1.0, 0.0), 0.0).cumsum(axis=1)
+        behind: Mask = missing > spare
+        return behind
+
+    def _together(self, held: HeldBlocks, *, largest: bool) -> tuple[FloatArray, FloatArray]:
+        """Return the chunks (n, P) of inner ranks that hold their most, and how many blocks fewer (n, 1) they hold together.
+
+        A rank's smallest chunk, or its ``largest``, is one block smaller if the rank holds as many fewer as lead below
+        the next multiple of its chunks, and again for every further multiple. All ranks together can hold so many
+        fewer than their most as these exceed the model.
+        """
+        vp = self.terms.vp[:, None].astype(np.float64)
+        inner = self._inner & (self._rank > 0)
+        chunk, over = np.divmod(np.where(inner, held.most - float(largest), 0.0), vp)
+        spare = np.maximum(held.most.sum(axis=1, keepdims=True) - self._total, 0.0)
+        spent = np.sort(np.where(inner, over + 1.0, np.inf), axis=1).cumsum(axis=1)
+        fewer = (spent <= spare).sum(axis=1, keepdims=True)
+        number = inner.sum(axis=1, keepdims=True)
+        every = np.where(inner, over + 1.0, 0.0).sum(axis=1, keepdims=True)
+        fewer = np.where(fewer == number, number + np.maximum(spare - every, 0.0) // vp, fewer)
+        return np.where(inner, chunk + float(largest), 0.0), fewer
 
     def _prepare_detours(self) -> None:
         """Find what interleaved paths lose by a way to the last rank and back, and lose per own block, (n, P) seconds.
@@ -164,7 +250,6 @@ class FloorForms:
         skipped = np.clip(2 * (pp - 1 - rank), 0, m * vp - (vp - 1) * group - 1)
         at_last = np.minimum(skipped, group - 1)
         at_first = skipped - at_last
-        self._inner = rank < pp - 1
         overlap = terms.hops_overlap[:, None]
         self._detour_hops = 2 * (pp - 1 - rank) - np.where(overlap == HopOverlap.ALL, 0, skipped + 1)
         forward = (terms.forward_s + terms.hidden_forward_s).max(axis=1)[:, None]
@@ -180,9 +265,9 @@ class FloorForms:
 
 _ROWS = (
     "_mean", "_m", "_layer", "_again", "_base", "_passing", "_hop_s", "_hops", "_interleaved", "_each", "_all_again",
-    "_real",
+    "_real", "_inner",
 )  # fmt: skip
-_DETOUR_ROWS = ("_inner", "_detour_hops", "_lost_s", "_detour", "_per_block_s")
+_DETOUR_ROWS = ("_detour_hops", "_lost_s", "_detour", "_per_block_s")
 """Arrays with the layouts on their first axis, and those of detours."""
 
 

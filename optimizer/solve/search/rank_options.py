@@ -19,7 +19,7 @@ import numpy as np
 from layoutopt.optimizer.cost.terms import own_bytes
 from layoutopt.optimizer.frameworks.stage_rule import Recomputation
 from layoutopt.optimizer.solve.search.chunk_sizes import Unlisted, balanced, closed, shares, with_end
-from layoutopt.optimizer.solve.search.floors import rank_floors
+from layoutopt.optimizer.solve.search.floors import HeldBlocks, rank_floors
 from layoutopt.optimizer.solve.search.places import Walk, kinds_at, least_in_a_row
 from layoutopt.optimizer.space.stages import kinds_before
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     Mask = NDArray[np.bool_]
 
-SHARPENINGS = 2
-"""Times that floors are drawn from what is left of totals: more gain little."""
+SHARPENINGS = 8
+"""Times that floors are drawn from what is left of totals, unless nothing goes any more."""
 
 SLACK = 1e-12
 """Relative error of sums of floats in another order."""
@@ -218,9 +218,9 @@ class Ranks:
             allowed &= self._within_demands(number, exact=memory)
             if not allowed.any(axis=1).all():
                 return None
-        fewest = None
+        held, alike = None, np.array([number is not None and len(self.counts) == 1])
         for _ in range(SHARPENINGS):
-            floors = rank_floors(terms, self.counts, fewest)
+            floors = rank_floors(terms, self.counts, held)
             again, fits = self._least_recomputed(number, kinds, memory=memory)
             again_s = np.where(kinds, floors.again_s[0], NOT_MET).min(axis=0)[:, None]
             least_s = terms.recompute_s[0][self.counts > 0].min()
@@ -230,10 +230,14 @@ class Ranks:
             left = closed(allowed & fits & (time_s < limit_s), self.total)
             if left is None:
                 return None
-            if fewest is not None and (left == allowed).all():
+            if held is not None and (left == allowed).all():
                 break
             allowed, kinds = left, kinds & self._met(left)
-            fewest = left.argmax(axis=1)[None].astype(float)
+            low, high = left.argmax(axis=1), self.total - left[:, ::-1].argmax(axis=1)
+            every = np.array([number is not None and number >= (-(-high // self.chunks)).max()])
+            held = HeldBlocks(
+                fewest=low[None].astype(float), most=high[None].astype(float), every=every, alike=alike
+            )
         if self.chunks > 1 and not self.rule.order and self._first_chunks(allowed)[0].sum() < self.mixed:
             raise Unlisted
         return allowed, floors
@@ -334,7 +338,7 @@ class Ranks:
         """
         terms = self.terms
         held = np.tile(np.arange(self.total + 1), (self.pp, 1))
-        again = np.zeros_like(held) if number is None else np.minimum(held, number)
+        again = np.zeros_like(held) if number is None else self._recomputed_at_least(held, number)
         if not memory:
             return again, np.ones(held.shape, dtype=bool)
         flight = terms.in_flight[0]
@@ -349,6 +353,17 @@ class Ranks:
         need = np.ceil((over + terms.recompute_transient_bytes[0]) / np.maximum(saved, 1e-30) - 1e-9)
         again = np.where(over > 0, np.clip(need, 1, held + 1), 0).astype(np.int64)
         return again, again <= held
+
+    def _recomputed_at_least(self, held: IntArray, number: int) -> IntArray:
+        """Return the fewest of ``held`` (P, blocks + 1) blocks that are recomputed, so many of every chunk."""
+        again = np.minimum(held, number)
+        if self.chunks == 1:
+            return again
+        small, larger = np.divmod(held, self.chunks)
+        balanced = (self.chunks - larger) * np.minimum(small, number)
+        balanced += larger * np.minimum(small + 1, number)
+        inner = [not self._at_end(rank) for rank in range(self.pp)]
+        return np.where(np.array(inner)[:, None], balanced, again)
 
     def _of_rank(
         self, rank: int, sizes: IntArray, starts: IntArray, number: int | None, *, memory: bool
