@@ -10,7 +10,7 @@ from layoutopt.optimizer.frameworks.registry import savers_of
 from layoutopt.optimizer.frameworks.switches import SWITCHES, switch_text
 from layoutopt.optimizer.space.axes import MICRO_BATCHES
 from layoutopt.optimizer.space.divisors import divisors
-from layoutopt.optimizer.space.recompute_sets import recompute_text
+from layoutopt.optimizer.space.recompute_sets import groups_of, recompute_text
 from layoutopt.optimizer.space.rules.recompute import GROUPING
 from layoutopt.optimizer.space.switch_sets import NEVER_SLOWER, kernels_run
 from layoutopt.optimizer.specs.vocabulary import Dispatcher, Saver, Schedule
@@ -124,10 +124,6 @@ def _why(axes: Axes, switch: Switch) -> dict[str, str]:
     return {}
 
 
-GROUPS = (2, 4, 8)
-"""Layers to one saved input that are named; sqrt(L) of them take the least memory (Chen et al. 2016)."""
-
-
 def _between_domains(axes: Axes) -> Iterator[Openable]:
     """HybridEP among several NVLink domains, which a search tries where it is told the dispatchers."""
     has, ctx = axes.abilities.switches.get("dispatcher", ()), axes.ctx
@@ -146,15 +142,17 @@ def _between_domains(axes: Axes) -> Iterator[Openable]:
 def _groups(axes: Axes) -> Iterator[Openable]:
     if axes.ctx.framework not in GROUPING or "recompute" in axes.options.fix:
         return
-    values = tuple(f"uniform:{group}" for group in GROUPS)
-    every = ",".join([*map(recompute_text, axes.recomputes), *values])
-    yield Openable(
-        name="recompute",
-        values=values,
-        meaning="all layers from one saved input for as many (uniform method)",
-        opened_by=f"--fix recompute={every}",
-        changes_numbers=False,
-    )
+    values = tuple(map(recompute_text, groups_of(axes.ctx.model.layers)))
+    if values:
+        every = ",".join([*map(recompute_text, axes.recomputes), *values])
+        yield Openable(
+            name="recompute",
+            values=values,
+            meaning="all layers from one saved input for as many (uniform method)",
+            opened_by=f"--fix recompute={every}",
+            changes_numbers=False,
+            closed_since="as fast as recomputing all layers one by one: it helps where their inputs do not fit",
+        )
 
 
 def _savers(axes: Axes) -> Iterator[Openable]:

@@ -17,6 +17,17 @@ WHOLE_LAYERS = Recompute(granularity=Granularity.FULL)
 """Whole layers, any number of them; none at all is among these, so ``none`` needs no entry but where a rule refuses them."""
 
 
+LARGEST_GROUP = 8
+"""Layers to one saved input that are named at most: k = sqrt(L * saved / kept) of L layers in flight take the least
+memory (Chen et al. 2016), 8 where a layer keeps 8 times its input and L is 512."""
+
+
+def groups_of(layers: int) -> tuple[Recompute, ...]:
+    """Return the groups of layers with one saved input that fill up a model."""
+    sizes = (size for size in range(2, LARGEST_GROUP + 1) if layers % size == 0)
+    return tuple(Recompute(granularity=Granularity.FULL, group=size) for size in sizes)
+
+
 def recompute_choices(ctx: Context, abilities: Abilities) -> tuple[Recompute, ...]:
     """Return whole layers, then the selective sets that the framework can launch for this model.
 

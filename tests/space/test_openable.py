@@ -60,6 +60,18 @@ def test_what_is_named_opens_it() -> None:
             assert one.changes_numbers
 
 
+def test_what_leaves_results_alone_has_a_reason() -> None:
+    """Whatever is not searched though results are the same says why; groups are those that fill up the model."""
+    for framework in (Framework.MEGATRON, Framework.ANY, Framework.TORCHTITAN):
+        left = [one for one in openable(axes_of(framework)) if not one.changes_numbers]
+        assert all(one.closed_since or one.name in ("schedule", "dispatcher") for one in left), left
+    (groups,) = (one for one in openable(axes_of(Framework.MEGATRON)) if one.name == "recompute")
+    assert groups.values == tuple(f"uniform:{size}" for size in (2, 3, 4, 6, 8))  # of 48 layers
+    axes = axes_of(Framework.MEGATRON, fix={"cp": (1, 2)})
+    assert axes.switch_values["cp_kind"] == ("p2p", "all_gather", "a2a", "a2a+p2p")
+    assert not {"cp_kind", "cuda_graph"} & {one.name for one in openable(axes)}
+
+
 def test_memory_savers_are_an_axis_where_they_are_allowed() -> None:
     """The table of axes has them then, with their sets counted, and else does not speak of them."""
     for allowed, values in (((), 0), ((Saver.BF16_MOMENTS,), 2)):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.layout import Layout, Recompute
 
 GROUPING = FREEST | MEGATRONS | {Framework.MEGATRON_DEEPSPEED}
+"""Trainers that recompute groups of layers from one saved input (Megatron's uniform method)."""
 
 
 def per_entry(fits: Callable[[Recompute, Context], bool]) -> Holds:
