@@ -62,6 +62,9 @@ COMFORT_S = 1.0
 COMFORT_STEPS = 2.0
 """Steps of the answer that stages with memory free must stay below: recomputing everything takes less."""
 
+COMFORT_COST, COMFORT_GAP = 0.02, 0.005
+"""Layouts with memory free that cost more are searched for, to within so much of the fastest of them."""
+
 DISTANCES = (0.02, 0.1, 0.5, 2.5)
 """How much slower than the best runners-up may be, one attempt after the other, until there are enough of them."""
 
@@ -102,7 +105,8 @@ def solve_layout(
         return up or (should_stop is not None and should_stop())
 
     plan = _answer(question, source, result, status, certificate, late)
-    roomy = _comfortable(question, source, result, plan)
+    left_s = asked.time_limit_s - (time.perf_counter() - start)
+    roomy = _comfortable(question, source, result, plan, (max(left_s, 0.0), should_stop))
     spent_s = time.perf_counter() - start
     ties = result.open_ties if result.complete else 0
     return replace(
@@ -111,11 +115,16 @@ def solve_layout(
 
 
 def _comfortable(
-    question: Question, source: CostedSpace, result: SearchResult, plan: Plan
+    question: Question,
+    source: CostedSpace,
+    result: SearchResult,
+    plan: Plan,
+    limits: tuple[float, Callable[[], bool] | None],
 ) -> Alternative | None:
     """Return a layout whose memory is not borderline, where the fastest one's is; None without any.
 
-    It is the fastest of the near-ties and of the answer's own tuple with other stages: no search of its own.
+    It is the fastest of the near-ties and of the answer's own tuple with other stages; where these cost much, of a search of
+    its own. ``limits`` are the seconds of that search, and what stops it.
     """
     options, best = question.options, result.best
     # Only where time alone was asked for is memory to spare worth a second answer.
@@ -131,6 +140,11 @@ def _comfortable(
     )
     most_bytes = share * plan.estimate.memory.capacity_bytes
     known = [one for one in (stages, *result.found) if one is not None and one.peak_bytes <= most_bytes]
+    least_s = min((one.step_time_s for one in known), default=np.inf)
+    if least_s > (1 + COMFORT_COST) * best.step_time_s:
+        searched = SearchOptions(gap=COMFORT_GAP, upper_s=least_s, time_limit_s=limits[0])
+        found = BestFirst(roomy, searched, should_stop=limits[1]).run().best
+        known += [] if found is None else [found]
     if not known:
         return None
     return _alternative(_priced(source, min(known, key=lambda one: one.step_time_s)), _priced(source, best))

@@ -32,6 +32,18 @@ def test_the_layouts_of_the_band_are_asked_for_and_found() -> None:
     assert honesty.robust.mean_regret[honesty.robust.chosen] == min(honesty.robust.mean_regret)
 
 
+@pytest.mark.parametrize("model", ["llama3-8b", "llama3-70b"])
+def test_memory_to_spare_is_told_at_its_price(model: str) -> None:
+    """Near-ties and the answer's own stages with memory free may cost a tenth more; what is told is near the proof."""
+    workload, cluster = load_workload(model), load_cluster("h100x16" if model == "llama3-8b" else "h100x128")
+    plan = solve_layout(workload, cluster)
+    asked = solve_layout(workload, cluster, replace(SolveOptions(), reserve=0.05, top=1))
+    assert plan.verdict is Verdict.BORDERLINE and plan.comfortable is not None
+    assert asked.estimate is not None and plan.estimate is not None
+    told, proven = plan.comfortable.estimate.step_time_s, asked.estimate.step_time_s
+    assert proven * (1 - 1e-9) <= told <= max(1.005 * proven, 1.02 * plan.estimate.step_time_s)
+
+
 def test_a_borderline_answer_names_a_roomier_layout() -> None:
     """llama3-70b on 64 H100s: the roomy layout is as good as what a search with 5% free proves."""
     workload, cluster = load_workload("llama3-70b"), load_cluster("h100x64")
