@@ -166,6 +166,7 @@ class _Search:
         batch, owner = step.expand(now.batch)
         terms = step.terms(batch)
         self._priced -= len(batch)
+        # Choices that differ in time alone need the same memory: one of them tells.
         keep = _distinct(terms, owner)
         batch, terms, owner = batch.take(keep), terms.take(keep), owner[keep]
         # A choice more never lowers a floor: the row's own still holds.
@@ -184,6 +185,7 @@ class _Search:
 
     def _raised(self, terms: StageTerms, floors: FloatArray) -> FloatArray:
         """Raise the floors of tuples by what the ranks can hold together, all kinds of blocks counted."""
+        # Floors are seldom half of the truth; where one is, it stays a floor.
         low, high = floors, floors * 2
         for _ in range(ROUGH_HALVINGS):
             middle = (low + high) / 2
@@ -198,6 +200,7 @@ class _Search:
         terms = self._source.terms(layout)
         data = tuple_slice(layout, terms, self._source.counts, self._source.rule, goal=Goal.PEAK_MEMORY)
         model = CpModel(data)
+        # The solver counts whole KiB, each component rounded: its floor is a little below.
         model.model.add(model.variables.peak_kib >= int(tuple_.floors[0] * (1 - CLOSE) / KIB) - rounding_kib)
         if np.isfinite(self._peak_bytes):
             model.model.add(model.variables.peak_kib <= int(self._limit() / KIB))

@@ -183,6 +183,7 @@ class Lattice:
         a, b = self.first, self.second
         columns = {name: self._pick(name, getattr(a, name), getattr(b, name)) for name in DEGREES}
         columns["hsdp_shard"] = self._pick("zero", a.hsdp_shard or 0, b.hsdp_shard or 0)
+        # The codebook holds just the two layouts' own values: code 0 is the first one's.
         columns["recompute"] = self._pick("recompute", 0, 1)
         columns["order"] = self._pick("mesh_order", 0, 1)
         columns["precision"] = self._pick("precision", 0, 1) + self._pick("switches", 0, 2)
@@ -265,6 +266,7 @@ def _path(cost_s: FloatArray, choices: int, width: int) -> tuple[int, ...]:
     before = np.zeros(len(cost_s), dtype=np.int64)
     total[0] = 0.0
     for subset in range(1, len(cost_s)):
+        # No layout there: a path can't rest on it.
         if not np.isfinite(cost_s[subset]):
             continue
         for smaller in _without(subset, choices, width):

@@ -145,6 +145,7 @@ class BestFirst:
         items = [Waiting.of(batch, terms, index) for index in range(len(batch))]
         result = self._tuples.solved(items, 0.0, np.inf, self._limits())
         self._solved = {item.key for item in items}
+        # No stages of any tuple: that is a proof, not a stop.
         none = result.status is SliceStatus.NO_BETTER
         self._left_bound_s = np.inf if none else result.bound_s
         # The solver's integers round down; a proven optimum is the floor of all, not its rounded bound.
@@ -398,6 +399,7 @@ class BestFirst:
         """
         if self.options.top == 1:
             return
+        # Settled was that they have nothing faster than the best: near it they may have something.
         self._settled.difference_update(item.key for item in self._passed)
         for item in self._passed:
             heapq.heappush(self._heap, item)
@@ -472,6 +474,7 @@ class BestFirst:
     def _bound_s(self) -> float:
         """Proven floor under every step time: the best found, or what still waits."""
         waiting = min((item.bound_s for item in (*self._heap[:1], *self._hard)), default=np.inf)
+        # Rows set aside are open as well: no floor may be above theirs.
         aside = min((float(part.bound.min()) for part in self._aside), default=np.inf)
         open_s = min(self._next_bound_s, self._left_bound_s, self._left_open_s)
         return float(min(self._best.step_s, waiting, aside, open_s))

@@ -88,6 +88,7 @@ class SecondSearch:
         floors, bounds = self._floors(batch)
         for index in np.lexsort([bounds, floors]).tolist():
             reached = self.value(best)
+            # In the order of their floors: no later one reaches less.
             if floors[index] >= reached * (1 - 1e-9):
                 return best, True
             if self._stopped():
@@ -129,6 +130,7 @@ class SecondSearch:
             one, source.terms(one), source.counts, source.rule, lower_s=bound_s, upper_s=upper_s
         )
         per_byte = float(np.ravel(self._linear(one).per_byte)[0])
+        # Without memory in the goal a tuple's value falls with its step: its fastest stages are its best.
         if not per_byte:
             return CpModel(data, demands=source.demands).solve(self._limits())
         if np.isinf(self._limit_s) and not source.demands.any:
