@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("solve", "cost", "space", "plan", "interop")
+TESTS = (*ROOMS, "diagnose")
+"""Folders of tests that may notice: ``diagnose`` reads logs and profiles, whose readers are in interop."""
+
 SURVIVORS = ROOT / "benchmarks" / "mutation_survivors.txt"
 SLOWER = 5.0
 """A mutant that makes the tests take so many times the CPU time that they took is noticed."""
@@ -345,7 +348,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rooms", nargs="*", default=list(ROOMS), help="rooms to change")
-    parser.add_argument("--tests", nargs="*", default=list(ROOMS), help="folders of tests that may notice")
+    parser.add_argument("--tests", nargs="*", default=list(TESTS), help="folders of tests that may notice")
     parser.add_argument("--lines", type=Path, help="file that keeps which test runs which lines")
     parser.add_argument("--found", type=Path, help="file that keeps which mutants survived")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no mutant after this time")

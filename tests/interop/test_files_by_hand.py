@@ -19,6 +19,7 @@ from layoutopt.optimizer.interop.files import (
     stated,
     unwritten,
 )
+from layoutopt.optimizer.interop.measured.run_columns import job_columns, model_columns
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining, LoggedRun, NodeSet
 from layoutopt.optimizer.interop.sources import Imported
 from layoutopt.optimizer.specs.layout import Recompute
@@ -173,3 +174,41 @@ def test_other_kinds_of_files() -> None:
     assert said.startswith("pp_overlap, microbatch_group: in options alone")
     plain = replace(job, layout=PartialLayout(vp=1), options=JobOptions(pp_overlap=False))
     assert unwritten(Imported(kind="k", value=plain)) == () == unwritten(Imported(kind="k", value=run))
+
+
+@pytest.mark.parametrize(
+    ("layout", "columns"),
+    [
+        ({}, {}),
+        ({"sp": True, "zero": 1, "tp": 2}, {"sp": 1, "zero": 1, "tp": 2}),
+        ({"sp": False, "zero": 0}, {"sp": 0, "zero": 0}),
+        ({"zero": 3, "hsdp_shard": 8}, {"zero": "hsdp:8"}),
+        ({"zero": 1, "hsdp_shard": 8}, {"zero": 1}),
+        ({"recompute": Recompute()}, {"recompute": "none"}),
+        (
+            {"recompute": Recompute(granularity=Granularity.SELECTIVE, modules=("mlp", "moe"))},
+            {"recompute": "selective", "recompute_modules": "mlp moe"},
+        ),
+        ({"schedule": Schedule.ONE_F_ONE_B}, {"schedule": "1f1b"}),
+    ],
+)
+def test_runs_as_columns(layout: dict[str, Any], columns: dict[str, Any]) -> None:
+    """What a launch states of a run; unknown cells are absent, off ones are not."""
+    job = ImportedJob(framework=Framework.MEGATRON, layout=PartialLayout(**layout), training=JobTraining())
+    assert job_columns(job) == {"framework": "megatron", **columns}
+
+
+def test_models_as_columns() -> None:
+    """The widest dense MLP, experts with the dense layers before them, latent attention in one cell."""
+    plain = model_columns(DENSE)
+    assert (plain["layers"], plain["ffn"], plain["gated"], plain["tied"]) == (8, 2816, 1, 0)
+    assert not {"moe_experts", "mla", "mtp_depth"} & plain.keys()
+    found = model_columns(replace(EXPERTS, mla=LATENT, mtp_layers=1))
+    assert [found[f"moe_{name}"] for name in ("experts", "topk", "ffn", "shared_ffn", "dense_layers")] == [
+        16,
+        2,
+        512,
+        512,
+        1,
+    ]
+    assert (found["mla"], found["mtp_depth"]) == ("q_lora=3;kv_lora=8;qk_nope=16;qk_rope=4;v=12", 1)

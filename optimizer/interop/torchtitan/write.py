@@ -344,7 +344,7 @@ def _python_settings(target: Target) -> list[str]:
         Granularity.SELECTIVE: "SelectiveAC.Config()",
     }
     length = training.sequence_length
-    experts = target.model.is_moe and layout.ep > 1
+    experts = layout.ep > 1
     asynchronous = target.preset.compiled and target.preset.tp_overlap and layout.tp > 1
     lines = [
         f"cfg.training.num_tokens_per_microbatch_per_dp_rank = {layout.micro_batch} * {length}",
