@@ -32,7 +32,7 @@ from layoutopt.optimizer.cost.parameters import block_parameters
 from layoutopt.optimizer.cost.pipeline import (
     MeanStage,
     bubble,
-    hop_overlap,
+    hops_overlap,
     lone_share,
     paired_rows,
     precision_of,
@@ -360,7 +360,7 @@ class CostModel:
             fixed_s=self._fixed(batch, dp, groups, held, stage, switches) | {Component.BUBBLE: lone_s},
             bubble_weight=weight,
             may_recompute=full[batch.recompute],
-            operations=self._operations(batch, units, exposed, groups),
+            operations=self._operations(batch, units, exposed, groups, switches),
             **memory,
         )
         return parts if view.any_set else parts.grouped()
@@ -382,6 +382,7 @@ class CostModel:
         units: Units,
         exposed: list[tuple[FloatArray, FloatArray]],
         groups: MeshGroups,
+        switches: RowSwitches,
     ) -> OperationTimes:
         """Split the times of blocks and ends into a schedule's operations; ``exposed`` adds to forward and backward."""
         schedule = schedule_of(batch)
@@ -389,12 +390,13 @@ class CostModel:
         for before, behind in exposed:
             forward, backward = forward + before, backward + behind
         hidden = [units.blocks_of(f"hidden_{name}_s") * schedule.pairs for name in ("forward", "backward")]
+        merges = switches.overlap[EpOverlap.BATCH] & (self.model.is_moe and not switches.cheapest)
         head = units.head.operations_s
         if units.mtp is not None:
             head = head + self.model.mtp_layers * units.mtp.operations_s
         return OperationTimes(
             schedule=schedule.schedule,
-            hops_overlap=hop_overlap(schedule.schedule, self.preset),
+            hops_overlap=hops_overlap(batch, self.preset, merges),
             forward_s=forward,
             backward_s=backward,
             wgrad_s=units.blocks_of("wgrad_s"),

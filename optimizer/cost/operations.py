@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.orders import HopOverlap, Kind, Pipeline, rank_tables, successors, waiting
+from layoutopt.optimizer.cost.orders import (
+    HopOverlap,
+    Kind,
+    Pipeline,
+    merged,
+    rank_tables,
+    successors,
+    waiting,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,6 +80,8 @@ def list_operations(pipeline: Pipeline, *, overlap: HopOverlap) -> ListedOperati
         hops[op, column] = from_rank != rank[op]
     if overlap is not HopOverlap.ALL:
         _wait_for_transfers(before, hops, np.concatenate(waiting(pipeline, overlap)))
+    if pipeline.merges:
+        _merge(before, hops, np.flatnonzero(np.concatenate(merged(pipeline))), one_link=pipeline.pp == 2)
     return ListedOperations(columns=columns, first=first, before=before, hops=hops)
 
 
@@ -81,6 +91,24 @@ def _neighbours(pipeline: Pipeline) -> tuple[IntArray, IntArray]:
     for here, there in successors(pipeline).items():
         source[there], target[here] = here, there
     return source, target
+
+
+def _merge(before: IntArray, hops: IntArray, forwards: IntArray, *, one_link: bool) -> None:
+    """Let forwards wait for the gradient of the backward behind them too, and what they make leave with that one's.
+
+    ``one_link``: activation and gradient go to the same rank then, one after the other.
+    """
+    n = len(before)
+    ends = np.arange(n + 1)
+    ends[forwards] += 1
+    before[:, 1:] = ends[before[:, 1:]]
+    before[forwards, 2], hops[forwards, 2] = before[forwards + 1, 2], hops[forwards + 1, 2]
+    before[forwards + 1, 2], hops[forwards + 1, 2] = n, 0
+    if one_link:
+        both = np.zeros(n + 1, dtype=bool)
+        both[before[:, 1][hops[:, 1] > 0]] = True
+        both &= np.isin(np.arange(n + 1), forwards + 1)
+        hops[:, 2] += both[before[:, 2]] & (hops[:, 2] > 0)
 
 
 def _wait_for_transfers(before: IntArray, hops: IntArray, waits: NDArray[np.bool_]) -> None:

@@ -45,12 +45,13 @@ class HopOverlap(IntEnum):
     """When transfers between ranks run beside compute; else a rank waits for them between two operations.
 
     STEADY: but for an interleaved pipeline's warm-up and cool-down, as Megatron-LM without
-    ``--overlap-p2p-communication-warmup-flush``.
+    ``--overlap-p2p-communication-warmup-flush``. MERGED: the same, of a pipeline that merges passes.
     """
 
     NONE = 0
     STEADY = 1
     ALL = 2
+    MERGED = 3
 
 
 class Op(NamedTuple):
@@ -68,7 +69,9 @@ class Pipeline:
     """A schedule with its sizes: ranks, chunks per rank, micro-batches.
 
     ``group`` is Megatron-LM's ``microbatch_group_size_per_vp_stage``, interleaved only; 0 means
-    ``default_group``.
+    ``default_group``. ``merges``: of an interleaved pipeline each forward between warm-up and cool-down runs as one with
+    the backward behind it, so that either hides the other's exchange of experts (Megatron-LM combined_1f1b.py): both
+    inputs are there before they begin, both outputs leave when they end, and one more forward goes ahead.
     """
 
     schedule: Schedule
@@ -76,6 +79,7 @@ class Pipeline:
     vp: int = 1
     micro_batches: int
     group: int = 0
+    merges: bool = False
 
     def __post_init__(self) -> None:
         problems = tuple(_problems(self))
@@ -197,7 +201,7 @@ def _interleaved(pipeline: Pipeline, rank: int) -> IntArray:
 
 def interleaved_warm_up(pipeline: Pipeline, rank: int) -> int:
     """Return how many forwards a rank of an interleaved pipeline runs before its first backward's pair."""
-    warm_up = 2 * (pipeline.pp - rank - 1) + (pipeline.vp - 1) * pipeline.group_size
+    warm_up = 2 * (pipeline.pp - rank - 1) + (pipeline.vp - 1) * pipeline.group_size + pipeline.merges
     return min(warm_up, pipeline.micro_batches * pipeline.vp)
 
 
@@ -205,12 +209,22 @@ def waiting(pipeline: Pipeline, overlap: HopOverlap) -> list[NDArray[np.bool_]]:
     """Tell of every rank's operations, (operations,) in order, behind which the rank waits for its transfers."""
     lengths = [len(table) for table in rank_tables(pipeline)]
     waits = [np.full(length, overlap is HopOverlap.NONE) for length in lengths]
-    if overlap is HopOverlap.STEADY and pipeline.schedule is Schedule.INTERLEAVED:
+    if overlap in (HopOverlap.STEADY, HopOverlap.MERGED) and pipeline.schedule is Schedule.INTERLEAVED:
         for rank, ends in enumerate(waits):
             warm_up = interleaved_warm_up(pipeline, rank)
             # Only there does nothing stand between two transfers of a rank.
             ends[:warm_up] = ends[len(ends) - warm_up :] = True
     return waits
+
+
+def merged(pipeline: Pipeline) -> list[NDArray[np.bool_]]:
+    """Tell of every rank's operations, (operations,) in order, which are forwards that run as one with what follows."""
+    found = []
+    for rank, table in enumerate(rank_tables(pipeline)):
+        own = table[:, 0] == Kind.FORWARD
+        own[: interleaved_warm_up(pipeline, rank)] = False
+        found.append(own & pipeline.merges)
+    return found
 
 
 def _alternate(forward: IntArray, backward: IntArray, warm_up: int) -> IntArray:

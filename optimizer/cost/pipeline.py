@@ -15,6 +15,7 @@ from layoutopt.optimizer.cost.schedules import (
     least_bubble_weight,
     lone_bubble_s,
 )
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.schedules import ScheduleModel
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.specs.layout import Switches
-    from layoutopt.optimizer.specs.vocabulary import Precision, Saver, Schedule
+    from layoutopt.optimizer.specs.vocabulary import Precision, Saver
 
     FloatArray = NDArray[np.float64]
     IntArray = NDArray[np.int64]
@@ -76,10 +77,10 @@ def lone_share(batch: LayoutBatch) -> FloatArray:
     """Share (n,) of the passes through a rank's layers beside which no other micro-batch's run, on the mean rank.
 
     Forward passes that fill the pipeline, and as many backward passes that drain it: of rank s 2 (pp - 1 - s) +
-    (vp - 1) pp chunks of m vp (NVIDIA/Megatron-LM pipeline_parallel/schedules.py); without a pipeline the first and the
-    last micro-batch.
+    (vp - 1) pp + 1 chunks of m vp (NVIDIA/Megatron-LM pipeline_parallel/schedules.py); without a pipeline the first and
+    the last micro-batch.
     """
-    fill = np.where(batch.pp > 1, (batch.pp - 1) + (batch.vp - 1) * batch.pp, 1)
+    fill = np.where(batch.pp > 1, (batch.pp - 1) + (batch.vp - 1) * batch.pp + (batch.vp > 1), 1)
     share: FloatArray = np.minimum(fill / (batch.micro_batches * batch.vp), 1.0)
     return share
 
@@ -111,6 +112,18 @@ def hop_overlap(schedule: Schedule, preset: FrameworkPreset) -> HopOverlap:
     if not (SCHEDULES[schedule].hops_overlap and preset.pp_overlap):
         return HopOverlap.NONE
     return HopOverlap.ALL if preset.pp_fill_overlap else HopOverlap.STEADY
+
+
+def hops_overlap(batch: LayoutBatch, preset: FrameworkPreset, merges: NDArray[np.bool_]) -> IntArray:
+    """Return a ``HopOverlap`` of every row (n,); ``merges`` (n,) or (): whether rows are told to merge passes.
+
+    Experts on one rank exchange nothing, and without overlap of transfers passes are not merged.
+    """
+    schedule = schedule_of(batch).schedule
+    own = hop_overlap(schedule, preset)
+    can = schedule is Schedule.INTERLEAVED and own is not HopOverlap.NONE
+    result: IntArray = np.where(can & merges & (batch.ep > 1), int(HopOverlap.MERGED), int(own))
+    return result
 
 
 def transfers_s(batch: LayoutBatch, hop_s: FloatArray, *, overlap: bool) -> FloatArray:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.batch import batch_of_one
+from layoutopt.optimizer.cost.pipeline import lone_share, schedule_of
 from layoutopt.optimizer.cost.stage_counts import stage_blocks
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class StageWorks:
     """Seconds and bytes of every entry of a layout's stage list, (pp*vp,) each.
 
     Forward, backward for inputs and for weights, exposed communication and recomputation included. ``hidden_*`` is
-    traffic that shows only where no other micro-batch runs beside. ``activation_bytes`` of the layers on the GPU,
+    traffic that shows only where no other micro-batch runs beside: in a share ``alone`` of the passes, where schedules pair
+    no passes; else it is 1. ``activation_bytes`` of the layers on the GPU,
     without the ends, stay from a micro-batch's forward to its backward. ``hop_s`` is one exposed transfer between
     neighbouring stages.
     """
@@ -36,6 +38,7 @@ class StageWorks:
     wgrad_s: FloatArray
     hidden_forward_s: FloatArray
     hidden_backward_s: FloatArray
+    alone: float
     activation_bytes: FloatArray
     hop_s: float
 
@@ -67,6 +70,7 @@ def stage_works(cost: CostModel, layout: Layout) -> StageWorks:
     _add_ends(cost, layout, units, times)
     return StageWorks(
         **{name: scale * value for name, value in times.items()},
+        alone=1.0 if schedule_of(batch).pairs else float(lone_share(batch)[0]),
         activation_bytes=held,
         hop_s=float(priced.hop_s[0]) * scale,
     )

@@ -29,8 +29,10 @@ def graph_of(terms: StageTerms, row: int) -> StepGraph | None:
     schedule = NAMES[int(terms.schedule[row])]
     copies = SCHEDULES[schedule].parameter_copies
     ranks, chunks = int(terms.pp[row]) * copies, int(terms.vp[row]) // copies
+    overlap = HopOverlap(int(terms.hops_overlap[row]))
     try:
         pipeline = Pipeline(
+            merges=ranks > 1 and overlap is HopOverlap.MERGED,
             schedule=schedule if ranks > 1 else Schedule.NONE,
             pp=ranks,
             vp=chunks,
@@ -39,7 +41,7 @@ def graph_of(terms: StageTerms, row: int) -> StepGraph | None:
     except InputError:
         # Such a row has no step at all: its price is infinite.
         return None
-    return step_graph(pipeline, overlap=HopOverlap(int(terms.hops_overlap[row])))
+    return step_graph(pipeline, overlap=overlap)
 
 
 def durations(terms: StageTerms, row: int, blocks: IntArray, recomputed: IntArray) -> Durations:

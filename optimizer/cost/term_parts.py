@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.cost.components import Component
-    from layoutopt.optimizer.cost.orders import HopOverlap
 
     FloatArray = NDArray[np.float64]
     Named = dict[str, FloatArray]
@@ -44,10 +43,13 @@ def placed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationTimes:
-    """What a schedule's operations take, as ``StageTerms`` holds it; ``schedule`` is shared by all rows."""
+    """What a schedule's operations take, as ``StageTerms`` holds it; ``schedule`` is shared by all rows.
+
+    ``hops_overlap`` (n,): when transfers run beside compute, a ``HopOverlap``.
+    """
 
     schedule: Schedule
-    hops_overlap: HopOverlap
+    hops_overlap: NDArray[np.int64]
     forward_s: FloatArray
     backward_s: FloatArray
     wgrad_s: FloatArray
@@ -67,7 +69,6 @@ class OperationTimes:
         result = {field.name: getattr(self, field.name) for field in fields(self)}
         rows = len(self.hop_s)
         result["schedule"] = np.full(rows, list(Schedule).index(self.schedule))
-        result["hops_overlap"] = np.full(rows, int(self.hops_overlap))
         return result
 
 

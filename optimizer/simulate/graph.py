@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from layoutopt.optimizer.cost.orders import Kind, Op, Position, rank_orders, successors, waiting
+from layoutopt.optimizer.cost.orders import Kind, Op, Position, merged, rank_orders, successors, waiting
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class _Builder:
     ops: list[Op]
     op_rank: list[int]
     waits: list[bool]
+    merged: list[bool]
     forward_source: dict[Position, Position]
     backward_source: dict[Position, Position]
     forward_of: dict[tuple[int, int, int], int] = field(default_factory=dict)
@@ -100,6 +101,7 @@ class _Builder:
             ops=[op for order in orders for op in order],
             op_rank=[rank for rank, order in enumerate(orders) for _ in order],
             waits=np.concatenate(waiting(pipeline, overlap)).tolist(),
+            merged=np.concatenate(merged(pipeline)).tolist(),
             forward_source={there: here for here, there in forward_to.items()},
             backward_source=forward_to,
         )
@@ -125,7 +127,7 @@ class _Builder:
         if kind is Kind.FORWARD or kind is Kind.PAIR:
             source = self.forward_source.get((rank, chunk))
             if source is not None:
-                yield self.forward_of[*source, i], Transfer(source[0], rank, chunk, i, 0)
+                yield self.leaves(self.forward_of[*source, i]), Transfer(source[0], rank, chunk, i, 0)
         if kind is Kind.PAIR:
             chunk, i = backward_chunk, j
         if kind is not Kind.FORWARD and kind is not Kind.WGRAD:
@@ -133,18 +135,27 @@ class _Builder:
             if source is not None:
                 yield self.backward_of[*source, i], Transfer(source[0], rank, chunk, i, 1)
 
+    def leaves(self, node: int) -> int:
+        """Return the operation with whose end an activation leaves: the backward that its forward runs as one with."""
+        return node + 1 if self.merged[node] else node
+
     def connect(self) -> None:
         """Fill ``before``: the previous operation of the rank, same-rank inputs, and transfers."""
         count = len(self.ops)
         for node, (op, rank) in enumerate(zip(self.ops, self.op_rank, strict=True)):
             before = self.previous(node)
-            for producer, hop in self.inputs(op, rank):
+            # a forward that runs as one with the backward behind it has the inputs of both
+            ahead = node > 0 and self.merged[node - 1]
+            inputs = [] if ahead else [(node, *made) for made in self.inputs(op, rank)]
+            if self.merged[node]:
+                inputs += [(node + 1, *made) for made in self.inputs(self.ops[node + 1], rank)]
+            for consumer, producer, hop in inputs:
                 if hop.source == hop.target:
                     before.append(producer)
                 else:
                     before.append(count + len(self.transfers))
                     self.transfers.append(hop)
-                    self.transfer_ends.append((producer, node))
+                    self.transfer_ends.append((producer, consumer))
             self.before.append(before)
         receives, sends = self.queued(), list[list[int]]()
         self.wait(receives, sends)

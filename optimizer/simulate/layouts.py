@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.components import Component, Place
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
-from layoutopt.optimizer.cost.orders import Pipeline
-from layoutopt.optimizer.cost.pipeline import hop_overlap
+from layoutopt.optimizer.cost.orders import HopOverlap, Pipeline
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.cost.stage_work import stage_works
 from layoutopt.optimizer.frameworks.registry import Framework
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.cost_model import CostModel
     from layoutopt.optimizer.cost.estimate import Estimate
-    from layoutopt.optimizer.cost.orders import HopOverlap
     from layoutopt.optimizer.cost.stage_work import StageWorks
     from layoutopt.optimizer.space.context import RunOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -58,17 +57,24 @@ def simulate_workload(
 def simulate_priced(cost: CostModel, layout: Layout) -> LayoutSimulation:
     """Simulate one step of a layout with explicit stages under a cost model."""
     priced, works = estimate(cost, layout), stage_works(cost, layout)
-    pipeline = pipeline_of(layout)
-    overlap = hop_overlap(layout.schedule, cost.preset)
+    overlap = overlap_of(cost, layout)
+    pipeline = pipeline_of(layout, merges=overlap is HopOverlap.MERGED)
     work = stage_work(pipeline, works, priced, hops_overlap=overlap)
     outside = sum(priced.breakdown_s[part] for part in Component if part.record.place is Place.OUTSIDE)
     return simulate_layout(pipeline, work, fixed_s=outside, analytic_step_s=priced.step_time_s)
 
 
-def pipeline_of(layout: Layout) -> Pipeline:
-    """Return the pipeline of a layout; a single stage accumulates gradients."""
+def overlap_of(cost: CostModel, layout: Layout) -> HopOverlap:
+    """Return when the transfers of a layout run beside compute, its launch switches heeded."""
+    return HopOverlap(int(cost.terms(batch_of_one(layout)).hops_overlap[0]))
+
+
+def pipeline_of(layout: Layout, *, merges: bool = False) -> Pipeline:
+    """Return the pipeline of a layout, whose passes may be merged; a single stage accumulates gradients."""
     schedule = layout.schedule if layout.pp > 1 else Schedule.NONE
-    return Pipeline(schedule=schedule, pp=layout.pp, vp=layout.vp, micro_batches=layout.micro_batches)
+    return Pipeline(
+        schedule=schedule, pp=layout.pp, vp=layout.vp, micro_batches=layout.micro_batches, merges=merges
+    )
 
 
 def stage_work(
@@ -84,9 +90,7 @@ def stage_work(
         return np.ascontiguousarray(values.reshape(pipeline.vp, pipeline.pp).T)
 
     pairs = SCHEDULES[pipeline.schedule].pairs
-    hidden_f, hidden_b = (
-        (works.hidden_forward_s, works.hidden_backward_s) if pairs else (np.zeros(1), np.zeros(1))
-    )
+    hidden_f, hidden_b = works.alone * works.hidden_forward_s, works.alone * works.hidden_backward_s
     forward, backward = works.forward_s, works.dgrad_s + works.wgrad_s
     static = np.array(
         [stage.total_bytes - stage.components_bytes["activations"] for stage in priced.memory.stages]

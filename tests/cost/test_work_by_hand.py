@@ -419,7 +419,7 @@ def test_interleaved_chunks_hide_what_is_sent_once() -> None:
     assert covering_micro_batches(loops).tolist() == [2.0, 3.0, 1.0, 1.5]
     plain = batch_of_one(Layout(pp=4, micro_batches=8, schedule=Schedule.ONE_F_ONE_B))
     assert covering_micro_batches(plain).tolist() == [1.0]
-    assert lone_share(loops).tolist() == pytest.approx([(3 + 4) / 16, (3 + 12) / 32, 1.0, 1.0])
+    assert lone_share(loops).tolist() == pytest.approx([(3 + 4 + 1) / 16, (3 + 12 + 1) / 32, 1.0, 1.0])
     assert lone_share(plain).tolist() == pytest.approx([3 / 8])
     assert lone_share(batch_of_one(Layout(micro_batches=8))).tolist() == [1 / 8]
 

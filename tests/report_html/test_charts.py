@@ -158,7 +158,9 @@ def drawn(figure: Figure, axis: str = "x") -> dict[str, float]:
 def small_step(schedule: Schedule = Schedule.ONE_F_ONE_B, **sizes: int) -> DrawnStep:
     """Simulate a small pipeline: a forward takes a second, a backward two."""
     degrees = {"pp": 4, "vp": 1, "micro_batches": 8} | sizes
-    pipeline = Pipeline(schedule=schedule, **degrees)
+    pipeline = Pipeline(
+        schedule=schedule, pp=degrees["pp"], vp=degrees["vp"], micro_batches=degrees["micro_batches"]
+    )
     ones = np.ones((degrees["pp"], pipeline.chunks))
     result = simulate(pipeline, StageWork(forward_s=ones, dgrad_s=ones, wgrad_s=ones))
     count = degrees["micro_batches"]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.components import TRAFFIC, Component, Group, in_group
 from layoutopt.optimizer.cost.factory import build_cost_model
-from layoutopt.optimizer.cost.orders import Pipeline
-from layoutopt.optimizer.cost.pipeline import hop_overlap
+from layoutopt.optimizer.cost.orders import HopOverlap, Pipeline
 from layoutopt.optimizer.cost.stage_work import stage_works
 from layoutopt.optimizer.report.html.chart import Chart, Figure, axis, label, layout
 from layoutopt.optimizer.report.html.markup import Table
 from layoutopt.optimizer.report.html.palette import variable
 from layoutopt.optimizer.simulate.engine import simulate
-from layoutopt.optimizer.simulate.layouts import stage_work
+from layoutopt.optimizer.simulate.layouts import overlap_of, stage_work
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.units import format_seconds
 
@@ -144,7 +143,8 @@ def draw_step(question: Question, layout: Layout, priced: Estimate) -> DrawnStep
         software=options.space.software,
         kind=options.cost,
     )
-    overlap = hop_overlap(layout.schedule, cost.preset)
+    overlap = overlap_of(cost, layout)
+    pipeline = replace(pipeline, merges=overlap is HopOverlap.MERGED)
     work = stage_work(pipeline, stage_works(cost, layout), priced, hops_overlap=overlap)
     return DrawnStep(
         result=simulate(pipeline, work),

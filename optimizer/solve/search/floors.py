@@ -304,5 +304,5 @@ def certain_hops(terms: StageTerms, rank: IntArray) -> FloatArray:
     # the last rank turns from its last forward to its first backward without a transfer
     ends = np.where(interleaved, 2 * warm_up - 1 - (rank == pp - 1), 0)
     overlap = terms.hops_overlap[:, None]
-    own = np.where(overlap == HopOverlap.NONE, own, np.where(overlap == HopOverlap.STEADY, ends, 0))
+    own = np.where(overlap == HopOverlap.NONE, own, np.where(overlap == HopOverlap.ALL, 0, ends))
     return way + np.maximum(own, 0)

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from layoutopt.optimizer.cost.makespan import Path
-from layoutopt.optimizer.cost.orders import HopOverlap, Kind, Op, Pipeline, rank_orders, successors, waiting
+from layoutopt.optimizer.cost.orders import (
+    HopOverlap,
+    Kind,
+    Op,
+    Pipeline,
+    interleaved_warm_up,
+    rank_orders,
+    successors,
+    waiting,
+)
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.makespan import FloatArray
@@ -81,12 +90,16 @@ def _order(pipeline: Pipeline, overlap: HopOverlap) -> _Order:
     sent = [0] * len(ops)
     for arc in (arc for own in needed for arc in own):
         sent[arc.other] += arc.hops
+    # What runs as one still exchanges with warm-up and cool-down as two operations do.
+    through = [sum(arc.hops for arc in own) for own in needed]
+    if pipeline.merges:
+        needed = _merged(pipeline, ops, needed)
     arcs: list[list[_Arc]] = []
     waits = [bool(wait) for rank in waiting(pipeline, overlap) for wait in rank]
     for number, own in enumerate(needed):
-        received = sum(arc.hops for arc in own)
+        received = through[number]
         if (
-            overlap is not HopOverlap.ALL and len(own) > 1
+            overlap in (HopOverlap.NONE, HopOverlap.STEADY) and len(own) > 1
         ):  # the activation of a pair arrives behind its gradient
             own = [_Arc(own[0].other, own[0].hops * received), own[1]]
         if number and ops[number - 1][0] == ops[number][0]:
@@ -94,6 +107,37 @@ def _order(pipeline: Pipeline, overlap: HopOverlap) -> _Order:
             own = [_Arc(number - 1, idle), *own]
         arcs.append(own)
     return _Order(ops, arcs, _sequence(arcs))
+
+
+def _merged(pipeline: Pipeline, ops: list[tuple[int, Op]], needed: list[list[_Arc]]) -> list[list[_Arc]]:
+    """Let a forward between warm-up and cool-down begin with, and hand on behind, the backward that runs beside it."""
+    ahead = [0] * pipeline.pp
+    joined = set()
+    for number, (rank, op) in enumerate(ops):
+        if op.kind is Kind.FORWARD:
+            ahead[rank] += 1
+            if ahead[rank] > interleaved_warm_up(pipeline, rank):
+                joined.add(number)
+    two_ranks = pipeline.pp == 2
+    forth = {
+        arc.other
+        for (_, op), own in zip(ops, needed, strict=True)
+        for arc in own
+        if arc.hops and op.kind is Kind.FORWARD
+    }
+
+    def leaves(arc: _Arc) -> _Arc:
+        """Return an arc from what runs as one; of two ranks a gradient follows the activation on the same link."""
+        if arc.other in joined:
+            return _Arc(arc.other + 1, arc.hops)
+        behind = two_ranks and arc.hops and arc.other - 1 in joined and arc.other - 1 in forth
+        return _Arc(arc.other, arc.hops + bool(behind))
+
+    later = [[leaves(arc) for arc in own] for own in needed]
+    return [
+        own + later[number + 1] if number in joined else [] if number - 1 in joined else own
+        for number, own in enumerate(later)
+    ]
 
 
 def _goods(op: Op) -> list[Goods]:
