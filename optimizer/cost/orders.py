@@ -116,6 +116,11 @@ def _problems(pipeline: Pipeline) -> list[Problem]:
         (m >= fewest, f"{name} with {m} micro-batches", f"at least {fewest}"),
         (not model.even or pp % 2 == m % 2 == 0, f"{name} with pp {pp}, m {m}", "both even"),
         (pipeline.schedule is not Schedule.NONE or pp == 1, f"{name} with pp {pp}", "pp 1"),
+        (
+            not pipeline.merges or pipeline.schedule is Schedule.INTERLEAVED,
+            f"merged passes, {name}",
+            "interleaved",
+        ),
         (_groups_fit(pipeline), groups, f"{min(pp, m)} to {m}, leaving none or at least pp {pp} over"),
     ]
     return [Problem(what=what, allowed=allowed, key="schedule") for good, what, allowed in rules if not good]

@@ -32,8 +32,8 @@ def graph_of(terms: StageTerms, row: int) -> StepGraph | None:
     overlap = HopOverlap(int(terms.hops_overlap[row]))
     try:
         pipeline = Pipeline(
-            merges=ranks > 1 and overlap is HopOverlap.MERGED,
             schedule=schedule if ranks > 1 else Schedule.NONE,
+            merges=ranks > 1 and schedule is Schedule.INTERLEAVED and overlap is HopOverlap.MERGED,
             pp=ranks,
             vp=chunks,
             micro_batches=int(terms.micro_batches[row]),

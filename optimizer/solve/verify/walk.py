@@ -99,7 +99,7 @@ def _order(pipeline: Pipeline, overlap: HopOverlap) -> _Order:
     for number, own in enumerate(needed):
         received = through[number]
         if (
-            overlap in (HopOverlap.NONE, HopOverlap.STEADY) and len(own) > 1
+            overlap is not HopOverlap.ALL and not pipeline.merges and len(own) > 1
         ):  # the activation of a pair arrives behind its gradient
             own = [_Arc(own[0].other, own[0].hops * received), own[1]]
         if number and ops[number - 1][0] == ops[number][0]:
