@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from layoutopt.optimizer.specs.vocabulary import Schedule
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -66,22 +64,6 @@ CASES = {
         ),
         limit=25.0,
     ),
-    "deepseek-v3-open": Case(
-        arguments=(
-            *SOLVE,
-            "deepseek-v3",
-            "h800-2048",
-            "--framework",
-            "any",
-            "--fix",
-            f"schedule={','.join(Schedule)}",
-            "--precision",
-            "bf16,fp8",
-            "--allow",
-            "offload",
-        ),
-        limit=25.0,
-    ),
     "deepseek-v3-nvl72": Case(arguments=(*SOLVE, "deepseek-v3", "gb200-nvl72-576"), limit=12.0),
     "kimi-k2-nvl72": Case(arguments=(*SOLVE, "kimi-k2", "gb200-nvl72-576"), limit=12.0),
     "llama3-405b-128k": Case(
@@ -92,8 +74,8 @@ CASES = {
         arguments=(*SOLVE, "llama3-405b", "h100x131072"), limit=2.0, relative_to="h100x16384"
     ),
 }
-"""Limits: at most 6 (dense), 12 (mixture of experts) or 25 times the import (a mixture of experts with every schedule, two
-precisions and offloading open), and growth at most twofold for 8 times the GPUs."""
+"""Limits: at most 6 (dense), 12 (mixture of experts) or 25 times the import (a mixture of experts with the switches that
+change numbers opened too), and growth at most twofold for 8 times the GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
