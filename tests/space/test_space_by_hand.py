@@ -377,3 +377,16 @@ def test_an_axis_without_values_is_named(bench: Workbench, framework: Framework)
     ):  # fmt: skip
         empty = build_space(*question, SpaceOptions(forbid={axis: values})).empty
         assert empty is not None and empty.message == f"the restrictions leave no value for {axis}"
+
+
+@pytest.mark.parametrize(("layout", "offers"), [
+    (Layout(dp=4, micro_batch=2, micro_batches=5), {"micro_batches": (8,)}),
+    (Layout(dp=8, micro_batch=3, micro_batches=1), {"micro_batch": (1, 2, 4, 8)}),
+    (Layout(dp=64, micro_batch=2, micro_batches=1), {"micro_batch": (1,)}), (Layout(dp=5), {"micro_batch": ()}),
+])  # fmt: skip
+def test_what_a_batch_that_does_not_divide_is_offered(
+    bench: Workbench, layout: Layout, offers: dict[str, tuple[int, ...]]
+) -> None:
+    """Of 64 sequences the micro-batches of the layout's own size, or sizes that divide what a replica gets."""
+    rule = next(one for one in RULES if one.name == "gbs_mod_mbs_dp")
+    assert rule.explain(layout, asked(bench)).valid == offers
