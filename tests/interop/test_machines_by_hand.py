@@ -48,12 +48,6 @@ def test_slots_of_a_node_file(text: str, nodes: tuple[str, ...], gpus: int | Non
     assert (found.nodes, found.gpus_per_node, found.notes) == (nodes, gpus, (note,))
 
 
-def test_node_files_that_are_none() -> None:
-    """The line that is no host."""
-    said = [refused("pbs-nodefile", text) for text in ("a\n# c\nb c\n", "# c\n")]
-    assert said == ["f:3: 'b c' is not a host name (one host per line)", "f: no hosts (one host per line)"]
-
-
 @pytest.mark.parametrize(
     ("lines", "nodes", "gpus", "kind", "block"),
     [
@@ -109,6 +103,8 @@ def test_topologies_of_slurm(text: str, kind: str, blocks: list[Any], size: int 
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
+        ("pbs-nodefile", "a\n# c\nb c\n", "f:3: 'b c' is not a host name (one host per line)"),
+        ("pbs-nodefile", "# c\n", "f: no hosts (one host per line)"),
         ("slurm-env", "SLURM_JOB_ID=1", "f: no SLURM_JOB_NODELIST (the environment of a Slurm job)"),
         (
             "slurm-env", "SLURM_JOB_NODELIST=a[1-2]\nSLURM_NNODES=3",
