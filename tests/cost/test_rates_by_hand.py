@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from layoutopt.optimizer.cost import work
+from layoutopt.optimizer.cost import compressed, work
 from layoutopt.optimizer.cost.batch import batch_of, batch_of_one
 from layoutopt.optimizer.cost.communication import _further_gathers
 from layoutopt.optimizer.cost.constants import load_constants
 from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.cost.flops import compressed_keys, score_width
 from layoutopt.optimizer.cost.hardware import attention_s, gemm_s, memory_bound_s, occupancy, sustained_rates
 from layoutopt.optimizer.cost.launch_switches import of_preset, row_switches
 from layoutopt.optimizer.cost.work import linear
@@ -21,7 +22,7 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Layout, Switches
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
-from layoutopt.optimizer.specs.model import LayerShape, Mixer, Mlp
+from layoutopt.optimizer.specs.model import CompressedSpec, IndexerSpec, LayerShape, Mixer, Mlp
 from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher, Fp8Recipe, Precision
 
 CLUSTER = load_cluster("h100x8")
@@ -258,3 +259,39 @@ def test_switches_of_rows() -> None:
     nothing = row_switches(plain, batch_of([Layout(dp=8)] * 2))
     assert nothing.loss_chunks == 1 and nothing.loss_chunks.shape == ()
     assert of_preset(replace(plain, loss_chunks=3)).loss_chunks == 3
+
+
+@pytest.mark.parametrize(("sparse", "length"), [(False, 1024), (True, 64)])
+def test_attention_to_compressed_keys(sparse: bool, length: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Projections by whose tokens they see; the kernel by the keys that are left of the sequence, or that are chosen."""
+    asked: list[dict[str, Any]] = []
+
+    def kernel(_: Any, flops: Any, **given: Any) -> Any:
+        asked.append(
+            {"flops": float(flops[0])} | {name: float(np.ravel(value)[0]) for name, value in given.items()}
+        )
+        return flops
+
+    monkeypatch.setattr(work, "gemm_s", lambda _, m, n, k, **__: m * n * k)
+    monkeypatch.setattr(compressed, "attention_s", kernel)
+    workload = load_workload("llama3-8b")
+    model = replace(
+        workload.model, compressed=CompressedSpec(query_rank=96, output_groups=2, output_rank=64),
+        indexer=IndexerSpec(heads=4, head_dim=20, top_k=64) if sparse else None,
+    )  # fmt: skip
+    training = replace(workload.training, sequence_length=4096)
+    cost = build_cost_model(model, training, CLUSTER, preset=replace(PRESET, adds_gradients=False))
+    comm = cost.comm_context(batch_of_one(Layout(tp=2, sp=True, cp=2, dp=2, micro_batch=2)), "tp-cp-ep-dp-pp")
+    ctx, keys, shape = comm.compute, comm.keys, LayerShape(ffn=64, compression=4, sparse=sparse)
+    core = compressed.compressed_attention_work(ctx, keys, shape)
+    flops = 2 * compressed_keys(model, shape, 4096.0, causal=True) * score_width(model) * 4096 / 2
+    each = {"flops": flops, "tiles": 2 * 16 * 16, "length": length, "head_dim": 128}
+    assert asked == [each | {"backward": 0.0}, each | {"backward": 1.0}]
+    assert [float(part[0]) for part in (core.forward_s, core.dgrad_s, core.wgrad_s)] == [flops, flops, 0]
+    parts = compressed.compressed_projections(ctx, keys, shape)
+    series = 2 if sparse else 1
+    down = 2048 * 4096 * (96 + 128 + 2 * series * 128)
+    assert parts["qkv"].wgrad_s.tolist() == [down + 4096 * 32 * 128 / 2 * 96]
+    assert parts["proj"].wgrad_s.tolist() == [4096 * (128 / 2 * 32 * 128 / 2 + 4096 * 128 / 2)]
+    turned = 4096 * 128 * (2 * 16 + 1) * 8 / ctx.rates.memory_bytes_per_s
+    assert parts["rotary"].forward_s.tolist() == pytest.approx([turned * ctx.traffic])
