@@ -90,7 +90,7 @@ class CountedRows:
     """Degree rows that have a valid modifier choice, with one such choice each.
 
     ``tuples`` (n,) is the number of valid choices of a row, ``whole_layer_tuples`` of those with whole-layer
-    recomputation of any number of layers.
+    recomputation.
     """
 
     rows: LayoutBatch
@@ -142,7 +142,7 @@ def count_modifiers(
     tuples = per_row * per_choice
     # A row without a choice in any one modifier has no layout at all.
     keep = np.flatnonzero(tuples)
-    full = np.array([r.granularity is Granularity.FULL and not r.group for r in m.recomputes], dtype=bool)
+    full = np.array([r.granularity is Granularity.FULL for r in m.recomputes], dtype=bool)
     whole = _weighted(precision, table[full].sum(axis=0))[sort] * schedules * per_choice
     final = _Final(masks[-1][1], precision, sort, zeros[-1][1], orders[-1][1], table)
     return CountedRows(

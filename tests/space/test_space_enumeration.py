@@ -171,7 +171,7 @@ def test_counts_of_choices_are_those_of_the_expansion(
     several = SpaceOptions(schedules=(Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.INTERLEAVED))
     space = build_space(*ask(4, 8, layers=4, experts=4), framework, several)
     rows, owner = space.expand(space.degrees)
-    whole = [r.granularity is Granularity.FULL and not r.group for r in rows.codebook.recomputes]
+    whole = [choice.granularity is Granularity.FULL for choice in rows.codebook.recomputes]
     full = np.array(whole, dtype=bool)[rows.recompute]
     count = len(space.degrees)
     assert np.bincount(owner, minlength=count).tolist() == space.tuples.tolist()
