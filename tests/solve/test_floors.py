@@ -108,6 +108,23 @@ def test_floors_count_the_way_to_the_last_rank() -> None:
     assert floor_s[1] == pytest.approx(max(busy_s + chunk_s - (3 * 20 + 2) - 20, busy_s))
 
 
+def test_ranks_together_hold_more_than_each_must() -> None:
+    """Of 62 blocks on 8 ranks with at most 8 each one rank may hold 6, all of them together two fewer than their most."""
+    terms = _terms(np.random.default_rng(0), 8, 4, 16, 1)
+    for name in (*ENDS, "hop_s"):
+        getattr(terms, name)[:] = 0.0
+    terms.forward_s[:], terms.backward_s[:], terms.layer_s[:] = 1.0, 2.0, 3.0
+    counts, no = np.array([62]), np.zeros(1, dtype=bool)
+    fewest = np.full((1, 8), 6.0)
+    alone = HeldBlocks(fewest=fewest, most=np.full((1, 8), 62.0), every=no, alike=no)
+    together = HeldBlocks(fewest=fewest, most=np.full((1, 8), 8.0), every=no, alike=no)
+    floors = [16 * rank_floors(terms, counts, held).base_s[0] for held in (alone, together)]
+    # six ranks between the first and the last: first chunks of 1 each; of 2 each, less two blocks
+    assert floors[0][7] == pytest.approx(6 * 3)
+    assert floors[1][7] == pytest.approx((6 * 2 - 2) * 3)
+    assert (floors[1] >= floors[0]).all()
+
+
 def test_waits_of_warm_up_and_cool_down_are_certain() -> None:
     """Where only the ends of an interleaved pipeline wait for transfers, a floor counts each rank's own waits."""
     terms = _terms(np.random.default_rng(0), 4, 3, 8, 1)
