@@ -15,7 +15,7 @@ from checks.rule_cases import KEYED, REJECTED_QUESTION, rules_of
 
 from layoutopt.optimizer.space.rows import row_of
 from layoutopt.optimizer.specs.layout import Layout
-from layoutopt.optimizer.specs.vocabulary import CpComm, Dispatcher, Granularity, Schedule
+from layoutopt.optimizer.specs.vocabulary import CpComm, CudaGraph, Dispatcher, Granularity, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,6 +189,9 @@ FORMULAS: dict[str, Callable[[Any], bool]] = {
     "cuda_device_max_connections-megatron-newest": lambda r: r.zero < 2 or r.tp > 1 or r.cp > 1,
     "cuda_device_max_connections-megatron-newest#2": lambda r: r.zero >= 2 or r.tp == r.cp == 1,
     "vocab_mod_tp": lambda r: divides(r.tp, 1026),
+    "full_graph_shapes": lambda r: r.layout.switches.cuda_graph is not CudaGraph.FULL
+    or (r.layout.switches.dispatcher is Dispatcher.HYBRIDEP and r.ep > 1),
+    "dispatcher_alone": lambda r: r.layout.switches.dispatcher is None or r.ep * r.etp > 1,
     "cuda_graphs_axes-torchtitan-newest": lambda r: r.pp == 1 and r.ep == 1,
     "cuda_graphs_axes-torchtitan-newest#2": lambda r: r.pp == 1,
 }  # fmt: skip
