@@ -54,7 +54,7 @@ def adapted_matrices(model: ModelSpec, adapter: AdapterSpec, shape: LayerShape) 
         wanted = AdapterTarget.EXPERTS if matrix.held is Held.EXPERT else AdapterTarget.MLP
         if wanted in adapter.targets:  # the one back to the model's width, and those before it
             down = replace(matrix, count=matrix.count / (gates + 1))
-            yield down
+            yield replace(down, row_parallel=True)
             yield replace(down, rows=down.columns, columns=down.rows, count=gates * down.count)
 
 
@@ -83,11 +83,18 @@ def adapter_work(ctx: ComputeContext, keys: Keys, shape: LayerShape, adapter: Ad
         expert = matrix.held is Held.EXPERT
         tokens, count = _routed(ctx.model, keys, matrix.count) if expert else (keys.tokens, matrix.count)
         share = keys.etp if expert else 1.0 if matrix.held is Held.REPLICATED else keys.tp
-        narrow = matrix.rows < matrix.columns  # row-parallel: its input is what ranks share out
-        width = tokens * matrix.rows / (1.0 if narrow else share) * count
+        if matrix.held is Held.KEY_VALUE:  # ranks beyond the groups hold copies
+            share = np.minimum(share, ctx.model.kv_heads_of(shape))
+        width = tokens * matrix.rows / (1.0 if matrix.row_parallel else share) * count
         first = (expert, matrix.columns) not in inputs
         inputs.add((expert, matrix.columns))
-        inner = first * tokens * matrix.columns / (share if narrow else 1.0) * (count if expert else 1.0)
+        inner = (
+            first
+            * tokens
+            * matrix.columns
+            / (share if matrix.row_parallel else 1.0)
+            * (count if expert else 1.0)
+        )
         one = _product_s(ctx, inner + width, adapter.rank)
         sums = moved(ctx, 3 * BF16_BYTES * width, 3 * BF16_BYTES * inner)
         total = total + Work(one, one, one) + sums

@@ -6,7 +6,7 @@ and every expert. Embedding, output matrix, router, convolutions and vectors are
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -40,12 +40,13 @@ class Held(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """``count`` weights of ``rows`` by ``columns``."""
+    """``count`` weights of ``rows`` by ``columns``; in a ``row_parallel`` one ranks share out the input, else the output."""
 
     rows: int
     columns: int
     held: Held = Held.SHARDED
     count: float = 1.0
+    row_parallel: bool = field(default=False, compare=False)
 
     @property
     def elements(self) -> int:
@@ -96,14 +97,16 @@ def mixer_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ...]:
     if shape.mixer is Mixer.MAMBA and model.mamba is not None:
         inner = model.mamba.heads * model.mamba.head_dim
         streams = 2 * inner + 2 * model.mamba.groups * model.mamba.state + model.mamba.heads
-        return Matrix(rows=streams, columns=h), Matrix(rows=h, columns=inner)
+        return Matrix(rows=streams, columns=h), Matrix(rows=h, columns=inner, row_parallel=True)
     if shape.mixer.is_linear:
-        whole = (
-            *linear_inputs(model, shape.mixer),
-            *linear_gates(model, shape.mixer),
+        whole, out = (
+            (*linear_inputs(model, shape.mixer), *linear_gates(model, shape.mixer)),
             linear_output(model),
         )
-        return tuple(Matrix(rows=one.rows, columns=one.columns) for one in whole)
+        return (
+            *(Matrix(rows=one.rows, columns=one.columns) for one in whole),
+            Matrix(rows=out.rows, columns=out.columns, row_parallel=True),
+        )
     if shape.mixer is not Mixer.ATTENTION:
         return ()
     indexer = indexer_projections(model) if shape.indexes else ()
@@ -116,7 +119,8 @@ def _attention_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ..
     if model.compressed is not None:
         own = compressed_queries(model), *compressed_outputs(model)
         return (
-            *(Matrix(rows=one.rows, columns=one.columns) for one in own),
+            # The groups' outputs are brought back to the model's width from what each rank holds of them.
+            *(Matrix(rows=one.rows, columns=one.columns, row_parallel=one.rows == h) for one in own),
             *(
                 Matrix(rows=one.rows, columns=one.columns, held=Held.REPLICATED)
                 for one in compressed_inputs(model, shape)
@@ -132,7 +136,7 @@ def _attention_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ..
                 Matrix(rows=groups * width, columns=h, held=Held.KEY_VALUE, count=2 / len(widths))
                 for width in sorted(widths)
             ),
-            Matrix(rows=h, columns=model.heads * model.value_dim),
+            Matrix(rows=h, columns=model.heads * model.value_dim, row_parallel=True),
         )
     mla, a = model.mla, model.heads
     query = a * (mla.qk_nope_head_dim + mla.qk_rope_head_dim)
@@ -140,7 +144,7 @@ def _attention_matrices(model: ModelSpec, shape: LayerShape) -> tuple[Matrix, ..
     found = [
         Matrix(rows=down, columns=h, held=Held.REPLICATED),
         Matrix(rows=a * (mla.qk_nope_head_dim + mla.v_head_dim), columns=mla.kv_lora_rank),
-        Matrix(rows=h, columns=a * mla.v_head_dim),
+        Matrix(rows=h, columns=a * mla.v_head_dim, row_parallel=True),
         Matrix(rows=query, columns=mla.q_lora_rank or h),
     ]
     if mla.q_lora_rank:

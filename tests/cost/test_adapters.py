@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from layoutopt.optimizer.cost.adapters import NF4_BYTES, adapted_flops_per_token, adapter_parameters
+from layoutopt.optimizer.cost.adapters import (
+    NF4_BYTES,
+    adapted_flops_per_token,
+    adapted_matrices,
+    adapter_parameters,
+)
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.estimate import Estimate, estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
@@ -18,7 +23,7 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
-from layoutopt.optimizer.specs.model import AdapterSpec
+from layoutopt.optimizer.specs.model import AdapterSpec, Mlp
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import AdapterMethod, AdapterTarget, Granularity
 
@@ -50,6 +55,26 @@ def test_trained_parameters(name: str, trained: float) -> None:
     by_hand = 16 * (2 * (h + h) + 2 * (h + key) + 3 * (h + ffn)) * run.count
     counted = adapter_parameters(model, LORA, run).total * run.count
     assert counted == by_hand == pytest.approx(trained, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "llama2-7b", "mixtral-8x7b", "deepseek-v2"])
+def test_outputs_alone_are_row_parallel(name: str) -> None:
+    """Ranks share out the input of a mixer's output and of the way down, and the output of every other matrix.
+
+    Keys and values of few groups are narrower than their input and column-parallel all the same; with as many groups as
+    heads queries have the shape of the output.
+    """
+    model = load_workload(name).model
+    shape = model.runs[-1].block[0]
+    found = list(adapted_matrices(model, LORA, shape))
+    widths = {one.columns for one in found if one.row_parallel}
+    ffn = model.moe.ffn if shape.mlp is Mlp.MOE and model.moe else shape.ffn
+    shared = {model.moe.shared_ffn} - {0} if model.moe else set()
+    inner = model.heads * (model.mla.v_head_dim if model.mla else model.value_dim)
+    assert widths == {inner, ffn} | shared
+    assert {one.rows for one in found if one.row_parallel} == {model.hidden}
+    attention = [one for one in found if one.columns == inner and one.rows == model.hidden]
+    assert sum(one.count for one in attention if one.row_parallel) == 1
 
 
 def test_flops_are_four_per_frozen_parameter() -> None:
