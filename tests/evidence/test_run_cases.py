@@ -314,4 +314,4 @@ def test_published_fabrics_belong_to_their_source(make_run: Callable[..., Measur
     """A slow network that a publication reports is its own, not everyone's who runs the framework."""
     own = case_of(make_run(framework="nanotron")).cluster.levels[0].latency_s
     published = make_run(framework="nanotron", source="Ultra-Scale Playbook, interactive benchmarks")
-    assert case_of(published).cluster.levels[0].latency_s == pytest.approx(own + 3e-4)
+    assert case_of(published).cluster.levels[0].latency_s == pytest.approx(own + 3.7e-4)

@@ -139,8 +139,8 @@ def _launch_line(framework: str, shown: Shown) -> str:
     if shown.python:
         return f'result.export("{target}") writes launch files, result.save("plan.json") the plan for layoutopt verify'
     file = shown.file or "plan.json"
-    first = "" if shown.file else f"-o {file}, then "
-    return f"{first}layoutopt export {file} --to {target}: launch files; verify {file}: the proof"
+    first = "" if shown.file else f"-o {file}; "
+    return f"{first}layoutopt export {file} --to {target}: launch files; verify {file}: proof"
 
 
 def _details(

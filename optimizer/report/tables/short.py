@@ -145,9 +145,7 @@ def ties_section(plan: Plan, honesty: Honesty | None) -> RenderableType:
     ]
     note = f"less than {limit:.0%} apart is {INDISTINCT}" if limit else ""
     if plan.open_ties:
-        note = "; ".join(
-            filter(None, (f"of those found: {format_count(plan.open_ties)} tuples may be as near", note))
-        )
+        note = "; ".join(filter(None, (f"{format_count(plan.open_ties)} tuples may be as near", note)))
     return section("Near-ties", grid(["slower", "step", "memory", "differs in"], rows, left=(3,)), note=note)
 
 

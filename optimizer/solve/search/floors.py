@@ -96,7 +96,7 @@ class HeldBlocks:
 
 
 def rank_floors(terms: StageTerms, counts: IntArray, held: HeldBlocks | None = None) -> RankFloors:
-    """Return the floors of every layout whose ranks are known to hold some blocks."""
+    """Return the floors, (n,) each, of every layout whose ranks are known to hold some blocks."""
     return FloorForms(terms, counts).at(held)
 
 
