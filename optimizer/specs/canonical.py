@@ -161,7 +161,13 @@ def workload_from_plain(data: Any, *, file: str = "", path: KeyPath = ()) -> Wor
 
 def cluster_from_plain(data: Any, *, file: str = "", path: KeyPath = ()) -> ClusterSpec:
     """Rebuild a ``ClusterSpec`` from ``to_plain``'s data; errors as in ``workload_from_plain``."""
-    return _rebuild(ClusterSpec, data, file, path)
+    cluster = _rebuild(ClusterSpec, data, file, path)
+    # A domain of several GPUs is joined by links, whose rate divides what they carry.
+    if cluster.nvlink_domain > 1 and not cluster.gpu.nvlink_bytes_per_s:
+        where = dotted((*path, "gpu", "nvlink_bytes_per_s"))
+        what = f"0.0 joins no NVLink domain of {cluster.nvlink_domain} GPUs"
+        raise InputError(Problem(what=what, allowed="a number above 0", file=file, key=where))
+    return cluster
 
 
 def layout_from_plain(
@@ -203,6 +209,7 @@ _ZERO_ALLOWED = {
         "repair_s",
         "spare_nodes",
     ),
+    "nvlink_bytes_per_s",  # GPUs that PCIe alone joins
 }
 """Fields that may be 0; every other number in a spec counts or measures something that is there."""
 

@@ -28,7 +28,15 @@ from layoutopt.optimizer.specs.cluster import (
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layer_runs import MAX_LAYERS
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
-from layoutopt.optimizer.specs.loading import cluster_names, load_cluster, load_workload, model_names
+from layoutopt.optimizer.specs.loading import (
+    cluster_names,
+    gpu_names,
+    load_cluster,
+    load_gpu,
+    load_workload,
+    model_names,
+    reference_cluster,
+)
 from layoutopt.optimizer.specs.model import (
     LayerShape,
     MambaSpec,
@@ -296,3 +304,21 @@ def test_any_data_is_a_spec_or_an_input_error(data: Any) -> None:
             read(data)
         except InputError as error:
             assert error.problems
+
+
+@pytest.mark.parametrize("nodes", [1, 4])
+@pytest.mark.parametrize("gpu", gpu_names())
+def test_clusters_of_every_gpu_of_the_catalog_read_back(gpu: str, nodes: int) -> None:
+    """A plan states them as these data: GPUs without NVLink have a rate of 0 there."""
+    one = load_gpu(gpu)
+    cluster = reference_cluster(gpu, nodes * max(one.gpus_per_node, one.nvlink_domain))
+
+    assert cluster_from_plain(json.loads(json.dumps(to_plain(cluster)))) == cluster
+
+
+def test_an_nvlink_domain_without_a_rate_is_refused() -> None:
+    plain = to_plain(load_cluster("h100x8"))
+    plain["gpu"]["nvlink_bytes_per_s"] = 0.0
+
+    with pytest.raises(InputError, match=r"gpu\.nvlink_bytes_per_s: 0\.0 joins no NVLink domain of 8 GPUs"):
+        cluster_from_plain(plain)
