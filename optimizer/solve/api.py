@@ -106,7 +106,7 @@ def solve_layout(
 
     plan = _answer(question, source, result, status, certificate, late)
     left_s = asked.time_limit_s - (time.perf_counter() - start)
-    roomy = _comfortable(question, source, result, plan, (max(left_s, 0.0), should_stop))
+    roomy = _comfortable(question, source, result, plan, (max(left_s, 0.0), late))
     spent_s = time.perf_counter() - start
     ties = result.open_ties if result.complete else 0
     return replace(
@@ -119,12 +119,12 @@ def _comfortable(
     source: CostedSpace,
     result: SearchResult,
     plan: Plan,
-    limits: tuple[float, Callable[[], bool] | None],
+    limits: tuple[float, Callable[[], bool]],
 ) -> Alternative | None:
     """Return a layout whose memory is not borderline, where the fastest one's is; None without any.
 
     It is the fastest of the near-ties and of the answer's own tuple with other stages; where these cost much, of a search of
-    its own. ``limits`` are the seconds of that search, and what stops it.
+    its own. ``limits`` are the seconds of that search, and what stops both: then only constructed stages are looked at.
     """
     options, best = question.options, result.best
     # Only where time alone was asked for is memory to spare worth a second answer.
@@ -135,13 +135,13 @@ def _comfortable(
     share = source.cost.preset.borderline_share
     # What is left free on request is left free here, too.
     roomy = replace(source, reserve=max(1 - share, options.reserve))
-    stages = BestFirst(roomy, SearchOptions(time_limit_s=COMFORT_S)).solve_tuple(
+    stages = BestFirst(roomy, SearchOptions(time_limit_s=COMFORT_S), should_stop=limits[1]).solve_tuple(
         best.layout, COMFORT_STEPS * best.step_time_s
     )
     most_bytes = share * plan.estimate.memory.capacity_bytes
     known = [one for one in (stages, *result.found) if one is not None and one.peak_bytes <= most_bytes]
     least_s = min((one.step_time_s for one in known), default=np.inf)
-    if least_s > (1 + COMFORT_COST) * best.step_time_s:
+    if least_s > (1 + COMFORT_COST) * best.step_time_s and not limits[1]():
         searched = SearchOptions(gap=COMFORT_GAP, upper_s=least_s, time_limit_s=limits[0])
         found = BestFirst(roomy, searched, should_stop=limits[1]).run().best
         known += [] if found is None else [found]

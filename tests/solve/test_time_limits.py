@@ -15,6 +15,7 @@ from layoutopt.optimizer.cost.orders import HopOverlap, Pipeline
 from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.report.verification import verify_plan
 from layoutopt.optimizer.solve import api
+from layoutopt.optimizer.solve.api import _comfortable
 from layoutopt.optimizer.solve.certificate import Status
 from layoutopt.optimizer.solve.explain import infeasible, least_memory
 from layoutopt.optimizer.solve.inputs import Question
@@ -24,7 +25,7 @@ from layoutopt.optimizer.solve.search.best_first import BestFirst
 from layoutopt.optimizer.solve.search.result import SearchOptions
 from layoutopt.optimizer.solve.search.rows import RowBounds
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
-from layoutopt.optimizer.specs.vocabulary import Schedule
+from layoutopt.optimizer.specs.vocabulary import Schedule, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,6 +158,42 @@ def test_rows_that_are_not_looked_at_may_be_as_fast_as_can_be() -> None:
     quick, likely = RowBounds(source).quick(lambda: True)
     assert (quick == 0).all()
     assert np.isinf(likely).all()
+
+
+def test_stages_are_constructed_at_least() -> None:
+    """A stop that is asked for before a tuple's stages are enumerated leaves constructed ones, which are no faster."""
+    question = Question(
+        workload=load_workload("llama3-8b"), cluster=load_cluster("h100x16"), options=SolveOptions()
+    )
+    source = question.costed_space()
+    best = BestFirst(source, SearchOptions()).run().best
+    assert best is not None
+    stopped = BestFirst(source, SearchOptions(), should_stop=lambda: True)
+    found = stopped.solve_tuple(best.layout, 2 * best.step_time_s)
+    assert found is not None
+    assert best.step_time_s * (1 - 1e-9) <= found.step_time_s < 2 * best.step_time_s
+
+
+def test_no_search_for_free_memory_begins_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the time up no second space is searched for a layout that leaves memory free; before, it is."""
+    question = Question(
+        workload=load_workload("llama3-8b"), cluster=load_cluster("h100x16"), options=SolveOptions()
+    )
+    source = question.costed_space()
+    result = BestFirst(source, SearchOptions()).run()
+    memory = SimpleNamespace(capacity_bytes=1.0)
+    plan: Any = SimpleNamespace(verdict=Verdict.BORDERLINE, estimate=SimpleNamespace(memory=memory))
+
+    class Searched(Exception):
+        pass
+
+    def run(search: BestFirst) -> Any:
+        raise Searched
+
+    monkeypatch.setattr(BestFirst, "run", run)
+    assert _comfortable(question, source, result, plan, (0.0, lambda: True)) is None
+    with pytest.raises(Searched):
+        _comfortable(question, source, result, plan, (1.0, lambda: False))
 
 
 class Watched(BestFirst):

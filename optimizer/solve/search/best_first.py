@@ -134,6 +134,14 @@ class BestFirst:
         near, decided = self._tried(item, below_s)
         if near is None and not decided:
             self._solve(item, below_s)
+        # Constructed stages, which take no time, are better than none after a stop.
+        made = (
+            None
+            if decided or self._best or not self._deadline.asked()
+            else self._tuples.constructed(item, below_s)
+        )
+        if made is not None:
+            self._keep(item, made)
         return self._best.of(item.family)
 
     def _solve_whole(self) -> SearchResult:
@@ -175,7 +183,7 @@ class BestFirst:
 
     def _try_likely(self, likely: FloatArray) -> None:
         """Look for a good layout among tuples that are likely to be the fastest, and then around it."""
-        first = FirstTuples(self.source, likely)
+        first = FirstTuples(self.source, likely, self._out_of_time)
         best = self._best_likely(first.of_all_depths())
         for _ in range(self._patience):
             if best is None or self._stopped():

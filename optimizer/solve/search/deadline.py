@@ -30,7 +30,7 @@ class Deadline:
 
     def reached(self, *, known: bool) -> bool:
         """Whether to begin no other step; without a ``known`` layout, a few begin after the time limit to find one."""
-        if self._asked():
+        if self.asked():
             return True
         late = self.left_s < 0
         # A stop with nothing found would tell a user nothing.
@@ -42,7 +42,8 @@ class Deadline:
     def over(self, *, known: bool) -> bool:
         """Whether what runs has to end."""
         # Overtime lets what runs go on, as it lets steps begin.
-        return self._asked() or ((known or not self._steps) and self.left_s < 0)
+        return self.asked() or ((known or not self._steps) and self.left_s < 0)
 
-    def _asked(self) -> bool:
+    def asked(self) -> bool:
+        """Whether a stop was asked for."""
         return self._should_stop is not None and self._should_stop()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.solve.search.bound import likely_s
+from layoutopt.optimizer.solve.search.choices import never
 from layoutopt.optimizer.solve.search.construct import construct
 from layoutopt.optimizer.solve.search.one_tuple import Waiting
 from layoutopt.optimizer.solve.search.rows import pieces
@@ -39,10 +40,10 @@ models, whose first ones take long: so many that they hold that many blocks."""
 
 
 class FirstTuples:
-    """Proposes tuples of one space; ``likely`` (n,) is what each degree row may take."""
+    """Proposes tuples of one space, none once ``stopped``; ``likely`` (n,) is what each degree row may take."""
 
-    def __init__(self, source: TermsSource, likely: FloatArray) -> None:
-        self._source, self._likely = source, likely
+    def __init__(self, source: TermsSource, likely: FloatArray, stopped: Callable[[], bool] = never) -> None:
+        self._source, self._likely, self._stopped = source, likely, stopped
         self._seen = np.zeros(len(likely), dtype=bool)
 
     def of_all_depths(self) -> list[Waiting]:
@@ -64,7 +65,7 @@ class FirstTuples:
         self._seen[rows] = True
         source, batch, guess = self._source, self._source.degrees.take(rows), self._likely[rows]
         for step in source.refinements:
-            if not len(batch):
+            if not len(batch) or self._stopped():
                 return []
             batch, owner, terms = step.choices(batch)
             guess = likely_s(terms, source.counts)
