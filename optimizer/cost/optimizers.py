@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.matrices import model_matrices
+from layoutopt.optimizer.cost.parameters import model_parameters
 from layoutopt.optimizer.specs.vocabulary import Optimizer
 
 if TYPE_CHECKING:
@@ -73,7 +74,17 @@ def moment_bytes(preset: FrameworkPreset, model: ModelSpec | None = None) -> Mom
     other = record.other_moments * (each if record.other_bytes is None else record.other_bytes)
     if record.factored and model is not None:
         matrix += 4.0 * _lines_per_element(model)
+        other = _vectors_and_tables(model, other)
     return MomentBytes(matrix, other)
+
+
+def _vectors_and_tables(model: ModelSpec, vector_bytes: float) -> float:
+    """Bytes per parameter outside of the layers' matrices: embedding and output matrix are factored too, vectors are not."""
+    elements = sum(one.count * one.elements for one in model_matrices(model))
+    outside = model_parameters(model) - elements
+    tables = 1 if model.tied_embeddings else 2
+    vectors = max(outside - tables * model.vocab * model.hidden, 0.0)
+    return (vector_bytes * vectors + 4.0 * tables * (model.vocab + model.hidden)) / outside
 
 
 def _lines_per_element(model: ModelSpec) -> float:

@@ -124,7 +124,10 @@ STATE = {  # bytes per parameter beside 4 of the master weight: of matrices, of 
     Optimizer.ADAM_8BIT: (2 * (1 + 4 / 256), 8.0),
     Optimizer.LION: (4.0, 4.0),
     Optimizer.SGD: (4.0, 4.0),
-    Optimizer.ADAFACTOR: (4.0 * L * (2 * (H + H) + 2 * (KV + H) + 3 * (H + F)) / MATRICES, 4.0),
+    Optimizer.ADAFACTOR: (  # every tensor of two dimensions is factored, embedding and output matrix too
+        4.0 * L * (2 * (H + H) + 2 * (KV + H) + 3 * (H + F)) / MATRICES,
+        4.0 * (L * 2 * H + H + 2 * (V + H)) / OTHERS,
+    ),
     Optimizer.MUON: (4.0, 8.0),
 }
 

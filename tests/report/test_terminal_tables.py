@@ -59,8 +59,10 @@ LLAMA = ("llama3-405b", "h100-16384", "tp=8,pp=16,vp=8,zero=1")
 DEEPSEEK = ("deepseek-v3", "h800-2048", "pp=16,ep=64,zero=1,recompute=mla_up_proj+moe_act")
 SHARDED = ("llama3-70b", "h100-256", "tp=2,zero=3,hsdp=32,recompute=full")
 
+GROUPED = ("llama3-70b", "h100-256", "tp=8,pp=4,recompute=uniform:4")
 
-@pytest.mark.parametrize("asked", [LLAMA, DEEPSEEK, SHARDED], ids=lambda asked: str(asked[0]))
+
+@pytest.mark.parametrize("asked", [LLAMA, DEEPSEEK, SHARDED, GROUPED], ids=lambda asked: str(asked[0]))
 def test_layout_line_is_read_back(asked: tuple[str, str, str]) -> None:
     """The line of degrees can be pasted after --layout and gives the same layout."""
     workload, machine, layout, _ = question(*asked)
@@ -114,7 +116,10 @@ def test_divisors(asked: tuple[str, str, str], state: str, size: str, by: str) -
     assert divisors(layout, preset, moe=workload.model.is_moe)[state] == (size, by)
 
 
-@pytest.mark.parametrize("asked", [LLAMA, DEEPSEEK, SHARDED], ids=lambda asked: str(asked[0]))
+GROUPED = ("llama3-70b", "h100-256", "tp=8,pp=4,recompute=uniform:4")
+
+
+@pytest.mark.parametrize("asked", [LLAMA, DEEPSEEK, SHARDED, GROUPED], ids=lambda asked: str(asked[0]))
 def test_divisors_are_those_of_the_price(asked: tuple[str, str, str]) -> None:
     """Bytes per parameter over the stated divisor, times the rank's parameters, are the priced bytes.
 

@@ -109,6 +109,8 @@ def test_even_split() -> None:
         ({"fixed_s": np.nan}, "fixed_s"),
         ({"bubble_weight": 8.0}, "bubble_weight"),
         ({"recomputed_activation_bytes": 9.0}, "increases its activations"),
+        ({"first_bytes": np.nan}, "first_bytes"),
+        ({"common_bytes": 0.0, "flight_bytes": 0.0, "first_bytes": -1.0}, "own_bytes"),
     ],
 )
 def test_cost_model_out_of_range(kit: Any, changes: dict[str, float], message: str) -> None:
@@ -122,6 +124,16 @@ def test_cost_model_out_of_range(kit: Any, changes: dict[str, float], message: s
     assert message in unsound_terms(broken)
     space.terms = lambda batch: broken.take(np.arange(len(batch)))
     assert message in exclude_tuples(space, 1.0).unsound
+
+
+def test_ends_may_add_less_than_nothing(kit: Any) -> None:
+    """A first stage keeps no tensors of a neighbour, so it may hold less than a middle one, but not less than nothing."""
+    space = kit.space()
+    terms = space.terms(space.expand(space.degrees)[0])
+    less = replace(
+        terms, common_bytes=terms.common_bytes + 2.0, first_bytes=np.full_like(terms.first_bytes, -1.0)
+    )
+    assert unsound_terms(less) == ""
 
 
 def test_audit_of_rows_with_many_tuples_stays_small(monkeypatch: pytest.MonkeyPatch, kit: Any) -> None:

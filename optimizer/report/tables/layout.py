@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.switches import switch_text
 from layoutopt.optimizer.report.tables.console import grid
-from layoutopt.optimizer.specs.vocabulary import Granularity
+from layoutopt.optimizer.space.recompute_sets import recompute_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ def layout_text(layout: Layout) -> str:
     words |= {"hsdp_shard": layout.hsdp_shard} if layout.hsdp_shard else {}
     words |= {"micro_batch": layout.micro_batch, "micro_batches": layout.micro_batches}
     named = {
-        "recompute": recompute_words(layout),
+        "recompute": recompute_text(layout.recompute),
         "schedule": layout.schedule.value,
         "mesh_order": layout.mesh_order,
         "precision": layout.precision.value,
@@ -45,13 +45,6 @@ def short_text(layout: Layout) -> str:
         if getattr(layout, name) > (name != "zero")
     ]
     return " ".join([*words, f"mb{layout.micro_batch}"])
-
-
-def recompute_words(layout: Layout) -> str:
-    """Write the recomputation as ``--layout`` reads it."""
-    if layout.recompute.granularity is Granularity.SELECTIVE:
-        return "+".join(layout.recompute.modules)
-    return layout.recompute.granularity.value
 
 
 def rank_ranges(ranks: Sequence[int]) -> str:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from layoutopt.optimizer.cost.step import step_s
-from layoutopt.optimizer.cost.terms import price_stages
+from layoutopt.optimizer.cost.terms import own_bytes, price_stages
 from layoutopt.optimizer.frameworks.stage_rule import COUNTED
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
 from layoutopt.optimizer.solve.model.paths import Paths
@@ -306,12 +306,19 @@ def _distinct(terms: StageTerms) -> IntArray:
     return first
 
 
+_OF_ENDS = ("first_bytes", "last_bytes")
+
+
 def unsound_terms(terms: StageTerms) -> str:
     """Name a term that is out of the range in which bounds are valid; empty if all are in range."""
-    for f in fields(terms):
-        values = getattr(terms, f.name)
-        if not (values >= 0).all():  # true for nan as well
-            return f"{f.name} is negative or not a number"
+    ranks = np.arange(terms.in_flight.shape[1])
+    # The ends of torch's pipelines keep no tensors of a neighbour that is not there: what they add may be less than
+    # nothing, what they hold may not.
+    held = np.where(ranks < terms.pp[:, None], own_bytes(terms), 0.0)
+    values_of = {f.name: getattr(terms, f.name) for f in fields(terms)} | {"own_bytes": held}
+    for name, values in values_of.items():
+        if not (np.isfinite(values) if name in _OF_ENDS else values >= 0).all():  # true for nan as well
+            return f"{name} is negative or not a number"
     if (terms.bubble_weight >= terms.micro_batches).any():
         return "bubble_weight is not below micro_batches"
     grows = (terms.recomputed_activation_bytes > terms.layer_activation_bytes) & terms.may_recompute[:, None]
