@@ -7,6 +7,7 @@ days, with the energy's where it is not in the GPU's price.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil, inf
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.budget import gpu_power_w
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 ODD_PARTS = (1, 3, 5, 9, 15)
 """Nodes are tried in these multiples of powers of two, at most a quarter apart: others divide into few layouts."""
+
+MOST_BETWEEN = 6
+"""Sizes tried at most between the smallest of the usual sizes that is in time and the next smaller usual one."""
 
 FIRST_SHARE = 0.35
 """Share of the GPUs' peak at which the first size tried would just do."""
@@ -172,6 +176,9 @@ def _offer(
     at_least = least_for_deadline(workload, first, days, options.solve)
     buyable = list(_sizes(first) if sizes is None else sizes)
     found = _smallest(buyable, at_least, days, days_at)
+    if found is not None and sizes is None:
+        between = sizes_between(buyable, found, at_least, first.gpus_per_node)
+        found = next((gpus for gpus in between if (days_at(gpus) or inf) <= days), found)
     tried = never_slower([solved[gpus].answer for gpus in sorted(solved)])
     network = network_gbit_per_s(with_network(first, machine.network_gbit_per_s))
     nothing = Offer(
@@ -226,6 +233,17 @@ def _smallest(
     found = _narrowed(sizes, at_least, days, in_time, took)
     smaller = (gpus for gpus in sizes if gpus >= at_least and gpus not in took)
     return next((gpus for gpus in smaller if (found is None or gpus < found) and in_time(gpus)), found)
+
+
+def sizes_between(sizes: Sequence[int], found: int, at_least: int, node: int) -> list[int]:
+    """Return sizes of whole nodes below ``found`` and above the next smaller of ``sizes``, ascending, ``at_least`` or more.
+
+    At most six: of more those with the highest power of two in their nodes, which divide into the most layouts; of equal ones
+    the smaller.
+    """
+    below = max((gpus for gpus in sizes if gpus < found), default=0)
+    nodes = range(max(below // node + 1, ceil(at_least / node)), ceil(found / node))
+    return sorted(count * node for count in sorted(nodes, key=lambda n: -(n & -n))[:MOST_BETWEEN])
 
 
 def _narrowed(

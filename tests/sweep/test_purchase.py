@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,7 @@ from layoutopt.cli import main
 from layoutopt.optimizer.cost.budget import gpu_power_w
 from layoutopt.optimizer.plan.options import PlanOptions
 from layoutopt.optimizer.report.commands.buyer import asks_what_to_buy
+from layoutopt.optimizer.report.tables.training import _cost_words
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.errors import InputError
@@ -21,7 +23,15 @@ from layoutopt.optimizer.specs.loading import load_workload, override_training
 from layoutopt.optimizer.specs.vocabulary import Precision
 from layoutopt.optimizer.sweep.families import load_family
 from layoutopt.optimizer.sweep.inverse import least_for_deadline, size_answer
-from layoutopt.optimizer.sweep.purchase import Machine, Offer, _batches, _smallest, cheapest_offer, offers
+from layoutopt.optimizer.sweep.purchase import (
+    Machine,
+    Offer,
+    _batches,
+    _smallest,
+    cheapest_offer,
+    offers,
+    sizes_between,
+)
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.solve.plan import Plan
@@ -123,6 +133,48 @@ def test_a_much_smaller_size_that_scales_better_is_found(gain: float) -> None:
     right = 48 if 1000 / 48 / gain <= 10 else 104
     assert _smallest(sizes, 8, 10, days_at) == right
     assert _smallest(sizes, 56, 10, days_at) == 104
+
+
+def test_sizes_between_usual_ones() -> None:
+    """All of few; of many the six that divide best; none below the bound, none of what may be bought side by side."""
+    usual = [node * 8 for node in (16, 18, 20, 24, 30, 32, 768, 960)]
+    assert sizes_between(usual, 240, 1, 8) == [200, 208, 216, 224, 232]
+    assert sizes_between(usual, 240, 217, 8) == [224, 232]
+    assert sizes_between(usual, 256, 1, 8) == [248]
+    many = [784, 800, 832, 864, 896, 928]
+    assert sizes_between(usual, 960 * 8, 1, 8) == [8 * nodes for nodes in many]
+    assert sizes_between([8], 8, 1, 8) == []
+
+
+@cache
+def _eight_nodes() -> Plan:
+    """Return the answer of eight nodes, whose time is scaled to other sizes."""
+    return solve_layout(WORKLOAD, load_family("h100").at(64), OPTIONS.solve)
+
+
+@pytest.mark.parametrize(("needed", "right"), [(28, 224), (25, 200), (30, 240), (24, 192)])
+def test_no_smaller_node_count_beside_the_usual_ones_is_in_time(needed: int, right: int) -> None:
+    """28 nodes in time are found though 24 and 30 are the usual ones; named sizes alone are tried where they are named."""
+    machine, base = Machine(family=load_family("h100"), gpu_hour_cost=2.5), _eight_nodes()
+
+    def solve(workload: Workload, cluster: ClusterSpec, options: SolveOptions) -> Plan:
+        assert base.estimate is not None
+        step_s = base.estimate.step_time_s * 64 / cluster.gpu_count
+        return replace(base, estimate=replace(base.estimate, step_time_s=step_s))
+
+    took = size_answer(WORKLOAD, machine.at(needed * 8), OPTIONS, solve=solve).expected_days
+    assert took is not None
+    asked = {"days": took * 1.0001, "batches": (512, 512), "solve": solve}
+    (one,) = offers(WORKLOAD, [machine], [Precision.BF16], OPTIONS, **asked)  # type: ignore[arg-type]
+    assert one.gpus == right
+    assert not [size for size in one.tried if size.gpus < right and (size.expected_days or 0) <= took]
+    named = offers(WORKLOAD, [machine], [Precision.BF16], OPTIONS, sizes=[192, 240], **asked)  # type: ignore[arg-type]
+    assert named[0].gpus == (192 if needed == 24 else 240)
+
+
+def test_costs_of_one_column_have_one_form() -> None:
+    """Digits alone, three of them counting, on both sides of a million."""
+    assert [_cost_words(cost) for cost in (840_123.0, 1_304_000.0, 2.34)] == ["840,000", "1,300,000", "2.34"]
 
 
 def test_the_bound_on_sizes_is_that_of_the_fastest_multiplication() -> None:

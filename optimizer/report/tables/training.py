@@ -22,6 +22,7 @@ from layoutopt.optimizer.specs.units import (
     format_seconds,
     rough,
 )
+from layoutopt.optimizer.sweep.purchase import MOST_BETWEEN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -303,8 +304,7 @@ def purchase_tables(
     sure = sure_lines(
         [(workload, one.cluster, one.precision) for one in found if one.cluster is not None], framework
     )
-    tried = "of 1, 3, 5, 9 and 15 times a power of two nodes" if sizes is None else f"{sizes} of GPUs"
-    notes.append(f"sizes {tried} are tried, and no smaller one of them is in time")
+    notes.append(_sizes_tried(sizes))
     return Group(
         head,
         Text(asked),
@@ -314,15 +314,30 @@ def purchase_tables(
     )
 
 
+def _sizes_tried(sizes: str | None) -> str:
+    """Say which sizes were tried below the one that is named."""
+    if sizes is not None:
+        return f"sizes {sizes} of GPUs are tried, and no smaller one of them is in time"
+    return (
+        f"sizes of 1, 3, 5, 9 and 15 times a power of two nodes are tried, and up to {MOST_BETWEEN} between the smallest of them in "
+        "time and the next smaller one; no smaller size of those is in time, others were not tried"
+    )
+
+
 def _purchase_headline(best: Offer | None, days: float, *, priced: bool) -> str:
     if best is None:
         return f"no size of these machines is done in {days:g} days"
-    cost = "" if best.cost is None else f", cost {format_count(rough(best.cost))}"
+    cost = "" if best.cost is None else f", cost {_cost_words(best.cost)}"
     least = "the cheapest" if priced else "the fewest GPU-days"
     return (
         f"{best.gpus:,} {best.gpu} with {best.network_gbit_per_s:g} Gbit/s in {best.precision}: {best.days:.3g} days"
         f"{cost}, {least} of those done in {days:g} days"
     )
+
+
+def _cost_words(cost: float) -> str:
+    """Write a cost of a column in digits alone: 840,000 beside 1,300,000."""
+    return f"{rough(cost):,.15g}"
 
 
 def _row(one: Offer, best: bool) -> list[str]:
@@ -348,6 +363,6 @@ def _row(one: Offer, best: bool) -> list[str]:
         f"{one.days_80[0]:.3g} to {one.days_80[1]:.3g}",
         f"{one.mfu_causal or 0:.0%}",
         f"{rough((one.energy_kwh or 0) / 1e3):,.10g}",
-        "-" if one.cost is None else format_count(rough(one.cost)),
+        "-" if one.cost is None else _cost_words(one.cost),
         " ".join(words),
     ]
