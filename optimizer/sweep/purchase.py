@@ -236,10 +236,10 @@ def _smallest(
 
 
 def sizes_between(sizes: Sequence[int], found: int, at_least: int, node: int) -> list[int]:
-    """Return sizes of whole nodes below ``found`` and above the next smaller of ``sizes``, ascending, ``at_least`` or more.
+    """Return sizes of whole nodes between ``found`` and the next smaller of ``sizes``, ascending, ``at_least`` or more.
 
-    At most six: of more those with the highest power of two in their nodes, which divide into the most layouts; of equal ones
-    the smaller.
+    At most six: of more those with the highest power of two in their nodes, which divide into the most layouts; of equal
+    ones the smaller.
     """
     below = max((gpus for gpus in sizes if gpus < found), default=0)
     nodes = range(max(below // node + 1, ceil(at_least / node)), ceil(found / node))
