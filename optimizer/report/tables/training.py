@@ -319,8 +319,8 @@ def _sizes_tried(sizes: str | None) -> str:
     if sizes is not None:
         return f"sizes {sizes} of GPUs are tried, and no smaller one of them is in time"
     return (
-        f"sizes of 1, 3, 5, 9 and 15 times a power of two nodes are tried, and up to {MOST_BETWEEN} between the smallest of them in "
-        "time and the next smaller one; no smaller size of those is in time, others were not tried"
+        f"sizes of 1, 3, 5, 9 and 15 times a power of two nodes are tried, and up to {MOST_BETWEEN} between the smallest of "
+        "them in time and the next smaller one; no smaller size of those is in time, others were not tried"
     )
 
 
