@@ -95,17 +95,21 @@ class Axes:
         """Return the sequence-parallel settings at a tensor degree: on whenever tp > 1 unless restricted."""
         # One rank has the whole sequence: there is nothing to shard along it.
         if tp == 1:
-            return (0,)
+            return (0,) if any(self.options.allows("sp", value) for value in (0, 1)) else ()
         # What a user fixes is searched even where the trainer would choose otherwise; rules still judge it.
         if "sp" in self.options.fix:
-            return tuple(int(value) for value in self.options.fix["sp"])
-        return tuple(v for v in (int(self.abilities.sp),) if self.options.allows("sp", v)) or (0,)
+            return tuple(int(value) for value in self.options.fix["sp"] if self.options.allows("sp", value))
+        # A framework's own setting, or the plain one where that is restricted; neither where both are.
+        usual = dict.fromkeys((int(self.abilities.sp), 0))
+        return tuple(value for value in usual if self.options.allows("sp", value))[:1]
 
     def etp_of(self, tp: int) -> tuple[int, ...]:
         """Return the expert-tensor degrees: divisors of tp."""
         # Experts' tensor ranks are taken out of tp's: nothing else divides them.
         # Without experts, or where a trainer splits none, another degree would have nothing to divide.
-        if not self.ctx.experts or not self.abilities.etp or "etp" in self.abilities.fixed_axes:
+        if not self.ctx.experts:
+            return tuple(etp for etp in (1,) if self.options.allows("etp", etp))
+        if not self.abilities.etp or "etp" in self.abilities.fixed_axes:
             return _ints(self.options, "etp", (1,))
         return _ints(self.options, "etp", divisors(tp))
 
@@ -237,7 +241,7 @@ def _recomputes(ctx: Context, options: SpaceOptions, abilities: Abilities) -> tu
     # What is fixed wins over what is listed: it is the narrower wish.
     if "recompute" in options.fix:
         choices = tuple(parse_recompute(str(text)) for text in options.fix["recompute"])
-    forbidden = options.forbid.get("recompute", ())
+    forbidden = {recompute_text(parse_recompute(str(text))) for text in options.forbid.get("recompute", ())}
     left = tuple(r for r in choices if recompute_text(r) not in forbidden)
     # Whole layers are any number of them: without them, layers that recompute nothing are still allowed.
     bare = WHOLE_LAYERS in choices and WHOLE_LAYERS not in left and "none" not in forbidden
@@ -285,7 +289,8 @@ def _orders(options: SpaceOptions, abilities: Abilities) -> tuple[str, ...]:
 def _schedules(ctx: Context, options: SpaceOptions) -> tuple[Schedule, ...]:
     """Return 1F1B and interleaved, or the listed schedules, as far as the framework launches them."""
     if "schedule" in options.fix:
-        return tuple(Schedule(str(name)) for name in options.fix["schedule"])
+        fixed = map(str, options.fix["schedule"])
+        return tuple(Schedule(name) for name in fixed if options.allows("schedule", name))
     listed = options.schedules or DEFAULT_SCHEDULES
     launched = abilities_of(ctx.framework, ctx.release).schedules
     # NONE is for a single stage, which every list of schedules needs.
@@ -296,7 +301,8 @@ def _schedules(ctx: Context, options: SpaceOptions) -> tuple[Schedule, ...]:
 def _precisions(ctx: Context, options: SpaceOptions) -> tuple[Precision, ...]:
     """Return the workload's own precision, or the listed ones."""
     if "precision" in options.fix:
-        return tuple(Precision(str(name)) for name in options.fix["precision"])
+        fixed = map(str, options.fix["precision"])
+        return tuple(Precision(name) for name in fixed if options.allows("precision", name))
     # Formats change convergence: only what is asked for by name is compared.
     listed = options.precisions or (ctx.training.precision,)
     return tuple(p for p in dict.fromkeys(listed) if options.allows("precision", p.value))

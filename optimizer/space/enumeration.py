@@ -27,7 +27,7 @@ from layoutopt.optimizer.space.stage_splits import boxes
 from layoutopt.optimizer.space.switch_sets import NEVER_SLOWER, dominated_sets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.frameworks.registry import Framework
@@ -303,6 +303,10 @@ class EmptySpace:
 
 def explain_empty(axes: Axes, counts: SpaceCounts) -> EmptySpace:
     """Find out why no tuple is left."""
+    lacking = _lacking(axes)
+    if lacking:
+        message = f"the restrictions leave no value for {', '.join(lacking)}"
+        return EmptySpace(rule="", formula="", blocking_primes=(), message=message)
     rule = counts.last_rule
     # A rule may be there once per release: the one that applies is quoted.
     formula = next((r.formula for r in RULES if r.name == rule and r.applies(axes.ctx)), "")
@@ -358,9 +362,9 @@ def _prime_message(axes: Axes, prime: int) -> str:
     )
 
 
-def _undeclared_message(axes: Axes) -> str:
-    """Say which axis has no value, or that the fixed degrees don't divide the GPUs."""
-    lists = {
+def _lacking(axes: Axes) -> list[str]:
+    """Name the axes that the restrictions leave without any value."""
+    lists: dict[str, Collection[object]] = {
         "tp": axes.tp,
         "cp": axes.cp,
         "pp": axes.pp,
@@ -372,10 +376,17 @@ def _undeclared_message(axes: Axes) -> str:
         "schedule": axes.schedules,
         "precision": axes.precisions,
         "savers": axes.savers,
+        **axes.switch_values,
     }
-    lacking = [name for name, values in lists.items() if not values]
-    if lacking:
-        return f"the restrictions leave no value for {', '.join(lacking)}"
+    # What follows from tp has a value if it has one at any degree.
+    if axes.tp:
+        lists["sp"] = {value for tp in axes.tp for value in axes.sp_of(tp)}
+        lists["etp"] = {value for tp in axes.tp for value in axes.etp_of(tp)}
+    return [name for name, values in lists.items() if not values]
+
+
+def _undeclared_message(axes: Axes) -> str:
+    """Say that the fixed degrees don't divide the GPUs."""
     tried = ", ".join(
         f"{name} in {list(axes.options.fix[name])}"
         for name in ("tp", "cp", "pp", "dp")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.frameworks.preset import preset_of_release, preset_value
 from layoutopt.optimizer.frameworks.registry import savers_of
-from layoutopt.optimizer.frameworks.switches import SWITCHES, switch_text
+from layoutopt.optimizer.frameworks.switches import SWITCHES, read_switch, switch_text
 from layoutopt.optimizer.space.axes import MICRO_BATCHES
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.recompute_sets import groups_of, recompute_text
@@ -80,7 +80,8 @@ def _micro_batches(axes: Axes) -> Iterator[Openable]:
 
 def _schedules(axes: Axes) -> Iterator[Openable]:
     """Orders of the pipeline that the release runs beside 1F1B and interleaved ones."""
-    has = [one for one in axes.abilities.schedules if one is not Schedule.NONE]
+    refused = axes.options.forbid.get("schedule", ())
+    has = [one for one in axes.abilities.schedules if one is not Schedule.NONE and one.value not in refused]
     rest = [one.value for one in has if one not in axes.schedules]
     if rest and not axes.options.schedules and "schedule" not in axes.options.fix and axes.pp != (1,):
         yield Openable(
@@ -95,7 +96,9 @@ def _schedules(axes: Axes) -> Iterator[Openable]:
 def _switches(axes: Axes) -> Iterator[Openable]:
     preset = preset_of_release(axes.ctx.framework, axes.ctx.release).with_training(axes.ctx.training)
     for switch in SWITCHES:
-        has = axes.abilities.switches.get(switch.name, ())
+        # What the question forbids is no offer.
+        refused = {read_switch(switch.name, text) for text in axes.options.forbid.get(switch.name, ())}
+        has = [one for one in axes.abilities.switches.get(switch.name, ()) if one not in refused]
         # A switch that is not searched stands at the preset's value.
         declared = axes.switch_values.get(switch.name, (preset_value(preset, switch),))
         rest = [switch_text(value) for value in has if value not in declared]
@@ -142,7 +145,10 @@ def _between_domains(axes: Axes) -> Iterator[Openable]:
 def _groups(axes: Axes) -> Iterator[Openable]:
     if axes.ctx.framework not in GROUPING or "recompute" in axes.options.fix:
         return
-    values = tuple(map(recompute_text, groups_of(axes.ctx.model.layers)))
+    refused = axes.options.forbid.get("recompute", ())
+    values = tuple(
+        text for text in map(recompute_text, groups_of(axes.ctx.model.layers)) if text not in refused
+    )
     if values:
         every = ",".join([*map(recompute_text, axes.recomputes), *values])
         yield Openable(
@@ -159,7 +165,8 @@ def _savers(axes: Axes) -> Iterator[Openable]:
     ctx = axes.ctx
     tried = {saver for chosen in axes.savers for saver in chosen}
     for saver in savers_of(ctx.framework, ctx.release, ctx.model):
-        if saver not in tried and saver in SAVERS:
+        refused = saver.value in axes.options.forbid.get("savers", ())
+        if saver not in tried and saver in SAVERS and not refused:
             yield Openable(
                 name="savers",
                 values=(saver.value,),
@@ -176,8 +183,11 @@ def _formats(axes: Axes) -> Iterator[Openable]:
     """Formats that the GPU and the release have; of the buffers and the master weights a model file states one."""
     ctx, known = axes.ctx, [*axes.precisions]
     # A format that the GPU lacks is no offer, whatever the trainer knows.
+    refused = axes.options.forbid.get("precision", ())
     others = [
-        one for one in axes.abilities.precisions if one not in known and one in ctx.cluster.gpu.dense_flops
+        one
+        for one in axes.abilities.precisions
+        if one not in known and one.value not in refused and one in ctx.cluster.gpu.dense_flops
     ]
     if others:
         every = ",".join([*known, *others])

@@ -127,7 +127,8 @@ class Requirement:
 
     def holds(self, view: RequirementView, of: Callable[[Atom], FloatArray]) -> BoolArray:
         """Tell which layouts (n,) meet it, where ``of`` gives what stages decide."""
-        met = [comparison.holds(of) for comparison in self.comparisons(view)]
+        # Two constants side by side give one value for all layouts.
+        met = np.broadcast_arrays(*(comparison.holds(of) for comparison in self.comparisons(view)))
         result: BoolArray = np.logical_and.reduce(met)
         return result
 

@@ -30,8 +30,10 @@ def saver_sets(ctx: Context, options: SpaceOptions) -> tuple[tuple[Saver, ...], 
 
     Raises ``InputError`` where it has none of them.
     """
+    forbidden = {parse_savers(str(text)) for text in options.forbid.get("savers", ())}
     if "savers" in options.fix:
-        return tuple(dict.fromkeys(parse_savers(str(text)) for text in options.fix["savers"]))
+        fixed = dict.fromkeys(parse_savers(str(text)) for text in options.fix["savers"])
+        return tuple(chosen for chosen in fixed if chosen not in forbidden)
     known = savers_of(ctx.framework, ctx.release, ctx.model)
     if options.allow and not set(options.allow) & set(known):
         asked, has = ", ".join(options.allow), ", ".join(known)
@@ -42,7 +44,7 @@ def saver_sets(ctx: Context, options: SpaceOptions) -> tuple[tuple[Saver, ...], 
     useful = [saver for saver in Saver if saver in options.allow and saver in known and _saves(saver, ctx)]
     # The empty set is among them: a saver that may be used need not be.
     sets = [chosen for size in range(len(useful) + 1) for chosen in combinations(useful, size)]
-    return tuple(chosen for chosen in sets if options.allows("savers", savers_text(chosen)))
+    return tuple(chosen for chosen in sets if chosen not in forbidden)
 
 
 def _saves(saver: Saver, ctx: Context) -> bool:

@@ -66,7 +66,8 @@ def declared_switches(ctx: Context, options: SpaceOptions) -> dict[str, tuple[Va
     declared = {}
     for switch in SWITCHES:
         values = _declared(switch, ctx, options)
-        if values:
+        # None stands for a switch that the question leaves alone, no value for one that it leaves without any.
+        if values is not None:
             declared[switch.name] = values
     return declared
 
@@ -85,16 +86,17 @@ def _typed(declared: Mapping[str, tuple[Value, ...]], chosen: tuple[Value, ...])
     return dict(zip(declared, chosen, strict=True))
 
 
-def _declared(switch: Switch, ctx: Context, options: SpaceOptions) -> tuple[Value, ...]:
+def _declared(switch: Switch, ctx: Context, options: SpaceOptions) -> tuple[Value, ...] | None:
     has = abilities_of(ctx.framework, ctx.release).switches.get(switch.name, ())
+    refused = {read_switch(switch.name, text) for text in options.forbid.get(switch.name, ())}
     if switch.name in options.fix:
-        return tuple(dict.fromkeys(read_switch(switch.name, text) for text in options.fix[switch.name]))
+        fixed = dict.fromkeys(read_switch(switch.name, text) for text in options.fix[switch.name])
+        return tuple(value for value in fixed if value not in refused)
     # One value that the preset has anyway is no choice, and would double every name in the answer.
     own = preset_value(preset_of_release(ctx.framework, ctx.release).with_training(ctx.training), switch)
     limited = options.limits(switch.name)
     if not has or (switch.changes_numbers and not limited) or not switch.of(ctx.model):
-        return ()
-    refused = {read_switch(switch.name, text) for text in options.forbid.get(switch.name, ())}
+        return None
     values = tuple(value for value in has if value not in refused)
     # Of both kinds of graph only the better one for the model is tried unasked.
     if switch.name == "cuda_graph" and not limited:
@@ -102,7 +104,7 @@ def _declared(switch: Switch, ctx: Context, options: SpaceOptions) -> tuple[Valu
     # The last value is the one that is on: with no price in time or memory there is nothing to compare.
     if _dominates(switch, ctx, options):
         values = values[-1:]
-    return () if values == (own,) else values
+    return None if values == (own,) else values
 
 
 def dominated_switches(ctx: Context, options: SpaceOptions) -> dict[str, tuple[Value, ...]]:

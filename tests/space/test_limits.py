@@ -11,6 +11,7 @@ from layoutopt.optimizer.space.enumeration import build_space
 from layoutopt.optimizer.space.options import HIGHEST_PRICE, MAX_VALUE, SpaceOptions
 from layoutopt.optimizer.space.requirement import MOST_NUMBER, MOST_TEXT, parse_requirement
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,3 +72,29 @@ def test_an_empty_space_names_the_three_rules_that_removed_most(
     assert [int(part.split()[-1].replace(",", "")) for part in listed] == counts[:3]
     assert space.empty.rule == space.counts.last_rule
     assert f"the last were removed by {space.empty.rule} ({space.empty.formula})" in space.empty.message
+
+
+@pytest.mark.parametrize(
+    ("axis", "given"),
+    [
+        ("sp", {"forbid": {"sp": (0, 1)}}),
+        ("sp", {"fix": {"sp": (1,)}, "forbid": {"sp": (1,)}}),
+        ("cuda_graph", {"forbid": {"cuda_graph": ("none", "partial", "full_iteration")}}),
+        ("cuda_graph", {"fix": {"cuda_graph": ("none",)}, "forbid": {"cuda_graph": ("none",)}}),
+        ("savers", {"fix": {"savers": ("none",)}, "forbid": {"savers": ("none",)}}),
+        ("schedule", {"fix": {"schedule": ("1f1b",)}, "forbid": {"schedule": ("1f1b",)}}),
+        ("precision", {"fix": {"precision": ("bf16",)}, "forbid": {"precision": ("bf16",)}}),
+        ("zero", {"fix": {"zero": (1,)}, "forbid": {"zero": (1,)}}),
+        ("etp", {"fix": {"etp": (2,)}}),
+    ],
+)
+def test_an_axis_without_a_value_is_infeasible_and_named(axis: str, given: dict[str, Any]) -> None:
+    """Whichever options take its values together, and no rule is blamed for it; dense models have no etp."""
+    question = load_workload("llama3-8b")
+    cluster = load_cluster("h100x8")
+    empty = build_space(
+        question.model, question.training, cluster, Framework.MEGATRON, SpaceOptions(**given)
+    ).empty
+
+    assert empty is not None and not empty.rule
+    assert empty.message == f"the restrictions leave no value for {axis}"

@@ -92,3 +92,16 @@ def test_orders_of_the_pipeline_are_named(framework: Framework, named: tuple[str
     assert named or "schedule" not in found
     opened = axes_of(framework, fix={"schedule": ("none", "1f1b")})
     assert "schedule" not in {one.name for one in openable(opened)}
+
+
+def test_what_is_forbidden_is_no_offer() -> None:
+    """Neither among the values nor in what opens them: a fix can't undo what the question forbids."""
+    forbidden = {"cuda_graph": ("full_iteration",), "precision": ("fp8",), "savers": ("offload-optimizer",)}
+    free, limited = (
+        openable(axes_of(Framework.MEGATRON)),
+        openable(axes_of(Framework.MEGATRON, forbid=forbidden)),
+    )
+    assert any(one.name == "precision" and "fp8" in one.values for one in free)
+    for one in limited:
+        for value in forbidden.get(one.name, ()):
+            assert value not in one.values and value not in one.opened_by.partition("=")[2].split(",")

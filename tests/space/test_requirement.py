@@ -239,3 +239,15 @@ def test_what_quantities_need_is_asked_for() -> None:
     endless = replace(workload, training=replace(workload.training, total_tokens=None))
     with pytest.raises(InputError, match=r"needs the number of tokens \(training.total_tokens"):
         judge_layout(endless, load_cluster("h100x8"), parse_layout("tp=2"), require=("days <= 60",))
+
+
+@pytest.mark.parametrize(
+    ("text", "met"),
+    [("tp<=1<=2", [True, False]), ("1<=tp<=2<=3", [True, True]), ("tp<=2<=1", [False, False])],
+)
+def test_constants_side_by_side_hold_for_all_layouts(text: str, met: list[bool]) -> None:
+    """A comparison that names nothing has one value, beside those of every layout."""
+    batch = row_of(Layout()).take(np.array([0, 0]))
+    view = RequirementView(replace(batch, tp=np.array([1, 2])), _facts())
+
+    assert parse_requirement(text).holds(view, lambda _: np.zeros(1)).tolist() == met
