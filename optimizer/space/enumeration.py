@@ -309,7 +309,8 @@ def explain_empty(axes: Axes, counts: SpaceCounts) -> EmptySpace:
         return EmptySpace(rule="", formula="", blocking_primes=(), message=message)
     rule = counts.last_rule
     # A rule may be there once per release: the one that applies is quoted.
-    formula = next((r.formula for r in RULES if r.name == rule and r.applies(axes.ctx)), "")
+    last = next((r for r in RULES if r.name == rule and r.applies(axes.ctx)), None)
+    formula = last.formula if last else ""
     # With GPUs left out another number may be used, so that a prime blocks nothing.
     primes = () if axes.options.allow_idle is not None else _blocking_primes(axes)
     if primes:
@@ -318,9 +319,15 @@ def explain_empty(axes: Axes, counts: SpaceCounts) -> EmptySpace:
         message = _undeclared_message(axes)
     else:
         named = f"{rule} ({formula})" if formula else rule
+        # Such a rule makes no layout invalid: the words are not those of one that can't be launched.
+        limit = (
+            f", which limits the search alone ({last.reason}): evaluate prices others"
+            if last and last.search_only
+            else ""
+        )
         message = (
-            f"none of {counts.declared_degrees:,} declared degree tuples is valid under "
-            f"{axes.ctx.framework}: {_largest(counts)}; the last were removed by {named}"
+            f"none of {counts.declared_degrees:,} declared degree tuples is {'searched' if limit else 'valid'} under "
+            f"{axes.ctx.framework}: {_largest(counts)}; the last were removed by {named}{limit}"
         )
     return EmptySpace(rule=rule, formula=formula, blocking_primes=primes, message=message)
 

@@ -101,6 +101,15 @@ def test_next_steps_speak_the_language_of_the_caller() -> None:
     assert "layoutopt export" not in python
 
 
+@pytest.mark.parametrize("shown", [Shown(), Shown(file="a.json"), Shown(python=True)])
+def test_no_export_is_offered_where_there_is_no_exporter(shown: Shown) -> None:
+    """A trainer without an exporter is named as such, and the proof is offered all the same."""
+    plan, _, _ = answer("llama3-8b", "h100x16", 64)
+    (first, *_) = next_lines(plan, None, "nemo-automodel", shown)
+    assert first.startswith("there is no exporter for nemo-automodel; ") and "layoutopt verify " in first
+    assert "TRAINER" not in first and "result.export" not in first and "layoutopt export" not in first
+
+
 def test_many_kinds_of_stages_stay_short() -> None:
     """Of many different ranks the first are named and the others counted."""
     plan, _, _ = answer("llama3-8b", "h100x16", 64)

@@ -93,3 +93,11 @@ def test_groups_hold_what_layers_of_their_own_do_not() -> None:
     found = solve_layout(grouped.workload, grouped.cluster, grouped.options).layout
     assert found is not None
     assert found.recompute.group == 2
+
+
+def test_groups_that_only_the_search_leaves_out_are_not_called_invalid() -> None:
+    """No layout of groups of 3 over 8 layers is searched: the answer says so, and that such layouts can be priced."""
+    empty = question(8, 1, "uniform:3").costed_space().space.empty
+    assert empty is not None and empty.rule == "recompute_groups_divide"
+    assert "is searched under" in empty.message and "is valid under" not in empty.message
+    assert "stages of whole groups" in empty.message and "evaluate prices others" in empty.message

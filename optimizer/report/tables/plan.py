@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from layoutopt.optimizer.frameworks.registry import framework_named
+from layoutopt.optimizer.frameworks.registry import Framework, framework_named
 from layoutopt.optimizer.report.tables.answer import layout_section, price_sections
 from layoutopt.optimizer.report.tables.console import bullets, facts, section, verdict_text
 from layoutopt.optimizer.report.tables.honesty import claim_size_words, honesty_section, tie_words
@@ -134,8 +134,16 @@ def suggestion_words(one: Suggestion, *, python: bool = False) -> str:
 
 def _launch_line(framework: str, shown: Shown) -> str:
     """Say how the answer becomes files that start it, and how its proof is checked."""
-    exports = framework_named(framework).record.exports is not None
-    target = framework if exports else "TRAINER"
+    known = framework_named(framework)
+    target = framework if known.record.exports is not None else "TRAINER"
+    if target == "TRAINER" and known is not Framework.ANY:
+        file = shown.file or "plan.json"
+        saved = (
+            'result.save("plan.json"): the plan for' if shown.python else "" if shown.file else f"-o {file}; "
+        )
+        return f"there is no exporter for {framework}; {saved} layoutopt verify {file}: proof".replace(
+            "  ", " "
+        )
     if shown.python:
         return f'result.export("{target}") writes launch files, result.save("plan.json") the plan for layoutopt verify'
     file = shown.file or "plan.json"
