@@ -105,6 +105,13 @@ class Requirement:
         return any(comparison.difference.terms for comparison in self.comparisons(_any_layout()))
 
     @property
+    def ranks(self) -> frozenset[int]:
+        """The pipeline ranks whose layers it counts, negative ones from the last."""
+        compared = self.comparisons(_any_layout())
+        atoms = {atom for one in compared for atom in one.difference.terms}
+        return frozenset(atom.rank for atom in atoms if atom.part.value in STAGES)
+
+    @property
     def columns(self) -> frozenset[str]:
         """The columns of a batch that it reads."""
         # Quantities rest on the GPUs in use, whatever else they name.

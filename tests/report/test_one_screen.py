@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from layoutopt.optimizer.evidence.honesty import assess
-from layoutopt.optimizer.report.tables.plan import Shown, next_lines, plan_tables
+from layoutopt.optimizer.report.tables.plan import Shown, next_lines, plan_notes, plan_tables
 from layoutopt.optimizer.report.tables.short import COMFORTABLE, is_comfortable, stage_words
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
@@ -108,6 +108,20 @@ def test_no_export_is_offered_where_there_is_no_exporter(shown: Shown) -> None:
     (first, *_) = next_lines(plan, None, "nemo-automodel", shown)
     assert first.startswith("there is no exporter for nemo-automodel; ") and "layoutopt verify " in first
     assert "TRAINER" not in first and "result.export" not in first and "layoutopt export" not in first
+
+
+def test_requirements_on_ranks_that_no_layout_has_are_named() -> None:
+    """On 16 GPUs there is a rank 15 at most; nothing is said of one that some layout has."""
+    plan, _, machine = answer("llama3-8b", "h100x16", 64)
+    for text, absent in {
+        "layers[99]<=5": True,
+        "recomputed[-17]<=5": True,
+        "layers[15]<=5": False,
+        "tp<=8": False,
+    }.items():
+        inputs = {**plan.inputs, "space": {**plan.inputs["space"], "require": [text]}}
+        notes = " ".join(plan_notes(replace(plan, inputs=inputs), machine))
+        assert ("no layout on 16 GPUs has a pipeline rank" in notes) is absent
 
 
 def test_many_kinds_of_stages_stay_short() -> None:

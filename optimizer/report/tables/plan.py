@@ -14,6 +14,7 @@ from layoutopt.optimizer.report.tables.console import bullets, facts, section, v
 from layoutopt.optimizer.report.tables.honesty import claim_size_words, honesty_section, tie_words
 from layoutopt.optimizer.report.tables.proof import gap_words, proof_table
 from layoutopt.optimizer.report.tables.short import answer_table, step_words, ties_section
+from layoutopt.optimizer.space.requirement import parse_requirement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -243,7 +244,7 @@ def _notes(plan: Plan, cluster: ClusterSpec, honesty: Honesty | None) -> Iterato
 
 def plan_notes(plan: Plan, cluster: ClusterSpec, honesty: Honesty | None = None) -> list[str]:
     """Return remarks on idle GPUs and on what a freer framework would gain, and the warnings."""
-    notes = list(plan.warnings)
+    notes = [*plan.warnings, *_absent_ranks(plan, cluster.gpu_count)]
     if plan.layout is not None and plan.idle_gpus:
         notes.insert(0, f"{plan.idle_gpus:,} of {cluster.gpu_count:,} GPUs stay idle")
     if plan.outcome is not None:
@@ -255,6 +256,14 @@ def plan_notes(plan: Plan, cluster: ClusterSpec, honesty: Honesty | None = None)
     if plan.freer_gain is not None:
         notes.append(_freer_words(plan.freer_gain, honesty))
     return notes
+
+
+def _absent_ranks(plan: Plan, gpus: int) -> Iterator[str]:
+    """Name requirements on pipeline ranks that so many GPUs never have: they count no layer there."""
+    for text in plan.inputs["space"].get("require", ()):
+        for rank in sorted(parse_requirement(text).ranks):
+            if not -gpus <= rank < gpus:
+                yield f"{text}: no layout on {gpus:,} GPUs has a pipeline rank {rank}, where 0 layers are counted"
 
 
 def _freer_words(gain: float, honesty: Honesty | None) -> str:
