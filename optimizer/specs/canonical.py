@@ -160,7 +160,10 @@ def workload_from_plain(data: Any, *, file: str = "", path: KeyPath = ()) -> Wor
 
 
 def cluster_from_plain(data: Any, *, file: str = "", path: KeyPath = ()) -> ClusterSpec:
-    """Rebuild a ``ClusterSpec`` from ``to_plain``'s data; errors as in ``workload_from_plain``."""
+    """Rebuild a ``ClusterSpec`` from ``to_plain``'s data.
+
+    Raises InputError where a field is unknown, missing or out of range, and for an NVLink domain without a rate.
+    """
     cluster = _rebuild(ClusterSpec, data, file, path)
     # A domain of several GPUs is joined by links, whose rate divides what they carry.
     if cluster.nvlink_domain > 1 and not cluster.gpu.nvlink_bytes_per_s:

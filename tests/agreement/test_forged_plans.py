@@ -49,7 +49,8 @@ FEW = SpaceOptions(
         "micro_batch": (1, 2),
         "mesh_order": ("tp-cp-ep-dp-pp",),
     },
-    forbid={"recompute": ("none",)},  # else the answer has overlap and graphs, and room: nothing to switch on
+    # Else the answer has overlap and graphs, and room: nothing to switch on.
+    forbid={"recompute": ("none",), "ep_overlap": ("1",)},
 )
 QUESTIONS = {
     "dense": ("llama3-8b", "h100x16", SolveOptions(near=0.2)),

@@ -432,6 +432,9 @@ class BestFirst:
             if self._may_be_near(item):
                 self._solve(item, self._near_s(item))
                 again -= 1
+        for item in self._heap:  # what had nothing below the best is bounded by that, tried again or not
+            item.bound_s = max(item.bound_s, item.floor_s)
+        heapq.heapify(self._heap)
         self._open = [item for item in (*behind, *self._heap) if self._may_be_near(item)]
 
     def _near_s(self, item: Waiting) -> float:
