@@ -16,6 +16,7 @@ from layoutopt.optimizer.solve.plan import Judgement
 from layoutopt.optimizer.solve.run_preset import preset_of_run
 from layoutopt.optimizer.space.check import advise_layout, check_layout, with_own_split
 from layoutopt.optimizer.space.context import RunOptions, make_context
+from layoutopt.optimizer.space.effective import with_stages
 from layoutopt.optimizer.space.requirement import broken_requirements, parse_requirement
 from layoutopt.optimizer.space.rows import schedule_of
 from layoutopt.optimizer.specs.errors import InputError
@@ -63,7 +64,7 @@ def judge_layout(
     """
     whole = _whole(layout, workload, cluster, framework, software)
     training = workload.training
-    automatic = isinstance(layout, PartialLayout) and not layout.split and not layout.stages
+    automatic = not layout.stages and not (isinstance(layout, PartialLayout) and layout.split)
     if isinstance(layout, PartialLayout) and layout.idle_gpus:
         launched = cluster.gpu_count - layout.idle_gpus
         run_options = replace(run_options or RunOptions(), processes=launched)
@@ -71,7 +72,7 @@ def judge_layout(
     model = ctx.model
     # Where nobody listed stages the trainer's own split is what runs.
     if automatic:
-        whole = with_own_split(whole, ctx)
+        whole = with_stages(with_own_split(whole, ctx), ctx)
     broken = check_layout(
         whole, model, training, cluster, framework, software, run_options, automatic=automatic
     )

@@ -22,6 +22,7 @@ from layoutopt.optimizer.space.recompute_sets import recompute_text
 from layoutopt.optimizer.space.requirement import axis_rules
 from layoutopt.optimizer.space.rule import search_rules
 from layoutopt.optimizer.space.rules import RULES
+from layoutopt.optimizer.space.rules.shard_groups import asked_groups
 from layoutopt.optimizer.space.savers import savers_text
 from layoutopt.optimizer.space.stage_splits import boxes
 from layoutopt.optimizer.space.switch_sets import NEVER_SLOWER, dominated_sets
@@ -260,7 +261,8 @@ def build_space(
     axes = declare_axes(ctx, options)
     # Requirements may be about cost and energy, which rest on price and power beside the layout.
     facts = RunFacts(model=model, training=training, cluster=cluster, gpu_hour_cost=options.gpu_hour_cost)
-    rules = (*search_rules(RULES, ctx, options), *axis_rules(options.requirements, facts))
+    asked = (*asked_groups(options), *axis_rules(options.requirements, facts))
+    rules = (*search_rules(RULES, ctx, options), *asked)
     modifiers = Modifiers(
         ctx=ctx,
         zero=axes.zero,

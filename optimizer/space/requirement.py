@@ -142,7 +142,7 @@ class Requirement:
     def explain(self, view: RequirementView, of: Callable[[Atom], FloatArray]) -> str:
         """Say what the sides are for the first layout of a view, ``of`` giving (n,) or () for what stages decide."""
         sides = [self._value(side, view).value(of) for side in (self.tree.left, *self.tree.comparators)]
-        values = [f"{float(np.broadcast_to(side, (1,))[0]):.6g}" for side in sides]
+        values = [f"{float(np.ravel(side)[0]):.6g}" for side in sides]
         signs = [_sign(relation) for relation in self.tree.ops]
         line = " ".join(part for pair in zip(values, [*signs, ""], strict=True) for part in pair if part)
         return f"{line} does not hold"

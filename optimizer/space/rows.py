@@ -6,21 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.batch import batch_of
-from layoutopt.optimizer.specs.vocabulary import Schedule
+from layoutopt.optimizer.specs.stage_split import running_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.specs.layout import Layout
-
-
-def default_schedule(pp: int, vp: int) -> Schedule:
-    """Return the schedule that a layout has when none is named."""
-    if pp == 1:
-        return Schedule.NONE
-    # What Megatron-LM runs by default with one chunk, and with several.
-    return Schedule.ONE_F_ONE_B if vp == 1 else Schedule.INTERLEAVED
+    from layoutopt.optimizer.specs.vocabulary import Schedule
 
 
 def row_of(layout: Layout) -> LayoutBatch:
@@ -35,5 +28,4 @@ def rows_of(layouts: Sequence[Layout]) -> LayoutBatch:
 
 def schedule_of(layout: Layout) -> Schedule:
     """Return the schedule that runs: none without a pipeline, the default one where a pipeline names none."""
-    named = layout.schedule if layout.pp > 1 else Schedule.NONE
-    return default_schedule(layout.pp, layout.vp) if named is Schedule.NONE else named
+    return running_schedule(layout.schedule, layout.pp, layout.vp)

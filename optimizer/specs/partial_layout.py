@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.errors import InputError, Problem
 from layoutopt.optimizer.specs.layout import Layout, Recompute, Switches, VirtualStage
-from layoutopt.optimizer.specs.stage_split import build_stages, even_layers
+from layoutopt.optimizer.specs.stage_split import build_stages, even_layers, running_schedule
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity, Precision, Saver, Schedule
 
 if TYPE_CHECKING:
@@ -100,12 +100,10 @@ class PartialLayout:
 
     def _schedule(self, pp: int) -> tuple[Schedule, int]:
         """Return the schedule and the virtual stages per rank; V-shaped schedules have two chunks."""
-        vp = self.vp or (2 if self.schedule is not None and self.schedule.v_shape else self._chunks(pp))
-        if self.schedule is not None:
-            return self.schedule, vp
-        if pp == 1 and vp == 1:
-            return Schedule.NONE, vp
-        return (Schedule.INTERLEAVED if vp > 1 else Schedule.ONE_F_ONE_B), vp
+        named = self.schedule or Schedule.NONE
+        # A single stage runs no schedule: the name alone does not make it two chunks.
+        vp = self.vp or (2 if pp > 1 and named.v_shape else self._chunks(pp))
+        return running_schedule(named, pp, vp), vp
 
     def _chunks(self, pp: int) -> int:
         """Return the chunks per rank that a stage list implies."""

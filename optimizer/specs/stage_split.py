@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.specs.layout import VirtualStage
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from layoutopt.optimizer.specs.model import ModelSpec
-    from layoutopt.optimizer.specs.vocabulary import Schedule
+
+
+def running_schedule(named: Schedule, pp: int, vp: int) -> Schedule:
+    """Return the schedule that runs: none without a pipeline, the default one where a pipeline names none."""
+    if pp == 1:
+        return Schedule.NONE
+    # What Megatron-LM runs by default with one chunk, and with several.
+    usual = Schedule.ONE_F_ONE_B if vp == 1 else Schedule.INTERLEAVED
+    return usual if named is Schedule.NONE else named
 
 
 def model_order(pp: int, vp: int, schedule: Schedule) -> list[int]:

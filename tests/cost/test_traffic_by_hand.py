@@ -324,6 +324,12 @@ def test_seconds_of_one_pass() -> None:
     assert wire.members == [4, 4, 16, 4]
 
 
+PLAIN = {
+    "param_overlap": False, "dp_overlap": False, "copies_gathered": False, "reduce_each_micro_batch": True,
+}  # fmt: skip
+"""Nothing hides, nothing is kept, and gradients go out with every micro-batch."""
+
+
 @pytest.mark.parametrize(("zero", "switches", "expected"), [
     (1, {}, (0, 0)), (3, {}, (100 * 1120, 100 * 1120 + 4000 * 1120)),
     (3, {"reduce_each_micro_batch": False}, (100 * 1120, 100 * 1120)),
@@ -333,13 +339,7 @@ def test_seconds_of_one_pass() -> None:
 def test_blocks_stream(zero: int, switches: dict[str, bool], expected: tuple[float, float]) -> None:
     """A block's gather under the block before it, and in the backward pass its scatter with it."""
     layout = Layout(tp=2, cp=2, pp=1, dp=8, ep=4, zero=zero, micro_batch=1, micro_batches=8)
-    bare = {
-        "param_overlap": False,
-        "dp_overlap": False,
-        "copies_gathered": False,
-        "reduce_each_micro_batch": True,
-    }
-    ctx = dp_of(layout=layout, grad_comm_bytes=4, **BARE | bare | switches)
+    ctx = dp_of(layout=layout, grad_comm_bytes=4, **BARE | PLAIN | switches)
     forward, backward = fsdp_layer_s(ctx, HELD, one(1e12), one(1e12))
     assert (forward.tolist(), backward.tolist()) == ([expected[0]], [expected[1]])
 
@@ -359,13 +359,7 @@ ONE = (100 + 4000) * 1120
 def test_a_steps_traffic(zero: int, switches: dict[str, Any], cover: float, expected: float) -> None:
     """By the passes of every ZeRO stage; of what hides, the last bucket of four stays, or a quarter is lost to compute."""
     layout = Layout(tp=2, cp=2, pp=1, dp=8, ep=4, zero=zero, micro_batch=1, micro_batches=8)
-    bare = {
-        "param_overlap": False,
-        "dp_overlap": False,
-        "copies_gathered": False,
-        "reduce_each_micro_batch": True,
-    }
-    ctx = dp_of(layout=layout, grad_comm_bytes=4, **BARE | bare | switches)
+    ctx = dp_of(layout=layout, grad_comm_bytes=4, **BARE | PLAIN | switches)
     unit = RankParameters(one(800.0), one(320.0))
     found = step_exposed_s(ctx, HELD, RankParameters(one(0.0), one(0.0)), unit, one(cover), one(cover), 4.0)
     assert found.tolist() == pytest.approx([expected])

@@ -24,6 +24,7 @@ from layoutopt.optimizer.frameworks.stage_rule import (
     StageRule,
 )
 from layoutopt.optimizer.solve.certificate import Status
+from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.solve.search.demands import MOST_LAYERS, Demands, Finished, rank_of
 from layoutopt.optimizer.solve.search.source import Refinement
 from layoutopt.optimizer.solve.verify.claim import (
@@ -41,7 +42,8 @@ from layoutopt.optimizer.space.requirement import parse_requirement
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, override_training
 from layoutopt.optimizer.specs.model import LayerShape, Run
-from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule
+from layoutopt.optimizer.specs.partial_layout import PartialLayout
+from layoutopt.optimizer.specs.vocabulary import Granularity, Schedule, Verdict
 
 WORKLOAD = override_training(load_workload("llama3-8b"), global_batch=64, sequence_length=4096)
 CLUSTER = load_cluster("h100x8")
@@ -379,3 +381,23 @@ def test_a_faster_layout_is_described() -> None:
         "tp=2,cp=1,pp=2,vp=2,dp=2,ep=1,etp=1,zero=1,micro_batch=2,micro_batches=8,order=tp-cp-ep-dp-pp "
         "with [3, 5] blocks per rank takes 1.25 s"
     )
+
+
+@pytest.mark.parametrize(("pp", "vp", "recompute"), [(1, 1, Recompute()), (2, 2, Recompute()), (4, 1, FULL)])
+def test_stages_that_nobody_lists_are_the_usual_ones(pp: int, vp: int, recompute: Recompute) -> None:
+    """A layout in Python without stages is judged as a file without them is."""
+    degrees: dict[str, Any] = {"tp": 2, "pp": pp, "vp": vp, "micro_batch": 1, "recompute": recompute}
+    stated = Layout(dp=4 // pp, sp=True, micro_batches=16 * pp, **degrees)
+    judged = judge_layout(WORKLOAD, CLUSTER, stated)
+    left_open = judge_layout(WORKLOAD, CLUSTER, PartialLayout(**degrees))
+    assert judged.layout == left_open.layout
+    assert [stage.layers for stage in judged.layout.stages] == [32 // pp // vp] * (pp * vp)
+    assert (judged.verdict, judged.reasons) == (left_open.verdict, left_open.reasons)
+    assert judged.verdict is not Verdict.INVALID and judged.estimate is not None
+
+
+def test_a_named_schedule_of_a_single_stage_changes_no_verdict() -> None:
+    """In a file as in Python."""
+    for schedule in Schedule:
+        judged = judge_layout(WORKLOAD, CLUSTER, PartialLayout(tp=8, schedule=schedule))
+        assert (judged.verdict, judged.layout.vp) == (Verdict.FITS, 1)

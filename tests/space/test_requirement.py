@@ -16,7 +16,7 @@ from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.space.requirement import RequirementView, parse_requirement
-from layoutopt.optimizer.space.rows import row_of
+from layoutopt.optimizer.space.rows import row_of, rows_of
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload, parse_layout
@@ -251,3 +251,16 @@ def test_constants_side_by_side_hold_for_all_layouts(text: str, met: list[bool])
     view = RequirementView(replace(batch, tp=np.array([1, 2])), _facts())
 
     assert parse_requirement(text).holds(view, lambda _: np.zeros(1)).tolist() == met
+
+
+def test_sides_are_told_of_the_first_of_several_layouts() -> None:
+    """Columns, constants, and what stages decide, all for the first row."""
+    workload = load_workload("llama3-8b")
+    facts = RunFacts(model=workload.model, training=workload.training, cluster=load_cluster("h100x8"))
+    view = RequirementView(rows_of([Layout(tp=2, dp=4), Layout(tp=8), Layout(tp=4, dp=2)]), facts)
+    decided = np.array([3.0, 5.0, 7.0])
+    for text, words in (
+        ("tp >= 3", "2 >= 3 does not hold"), ("3 <= 1 + tp * dp < 8", "3 <= 9 < 8 does not hold"),
+        ("2 * layers[0] + tp <= 7", "8 <= 7 does not hold"),
+    ):  # fmt: skip
+        assert parse_requirement(text).explain(view, lambda _: decided) == words

@@ -29,7 +29,7 @@ from layoutopt.optimizer.space.repairs import (
     setting,
     without_modules,
 )
-from layoutopt.optimizer.space.rows import default_schedule
+from layoutopt.optimizer.space.rows import schedule_of
 from layoutopt.optimizer.space.rules import RULES
 from layoutopt.optimizer.space.stage_splits import (
     allowed_sizes,
@@ -39,7 +39,9 @@ from layoutopt.optimizer.space.stage_splits import (
     own_split,
 )
 from layoutopt.optimizer.specs.layout import Layout, Recompute
-from layoutopt.optimizer.specs.stage_split import build_stages
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+from layoutopt.optimizer.specs.partial_layout import PartialLayout
+from layoutopt.optimizer.specs.stage_split import build_stages, running_schedule
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Schedule
 
 if TYPE_CHECKING:
@@ -294,7 +296,38 @@ def test_repairs_find_what_the_trainer_has(bench: Workbench) -> None:
 ])  # fmt: skip
 def test_the_schedule_that_nobody_names(pp: int, vp: int, schedule: Schedule) -> None:
     """None without a pipeline, interleaving with chunks."""
-    assert default_schedule(pp, vp) is schedule
+    assert running_schedule(Schedule.NONE, pp, vp) is schedule
+
+
+def test_a_named_schedule_runs_where_there_is_a_pipeline() -> None:
+    """In files and in Python alike: a name says nothing about a single stage, not even that it has two chunks."""
+    workload, cluster = load_workload("llama3-8b"), load_cluster("h100x8")
+    for schedule in Schedule:
+        whole = PartialLayout(tp=8, schedule=schedule).complete(workload, cluster)
+        assert (whole.schedule, whole.vp) == (Schedule.NONE, 1)
+        assert schedule_of(Layout(schedule=schedule)) is Schedule.NONE
+        named = schedule is not Schedule.NONE
+        piped = PartialLayout(tp=4, pp=2, schedule=schedule).complete(workload, cluster)
+        assert piped.schedule is (schedule if named else Schedule.ONE_F_ONE_B)
+        assert piped.vp == (2 if schedule.v_shape else 1)
+        assert schedule_of(Layout(pp=2, vp=2, schedule=schedule)) is (
+            schedule if named else Schedule.INTERLEAVED
+        )
+
+
+@pytest.mark.parametrize(("restrictions", "sizes"), [
+    ({}, {0, 4, 8}), ({"max": {"hsdp_shard": 4}}, {0, 4}), ({"min": {"hsdp_shard": 5}}, {8}),
+    ({"forbid": {"hsdp_shard": (8,)}}, {0, 4}), ({"forbid": {"hsdp_shard": (0, 4)}}, {8}),
+])  # fmt: skip
+def test_limits_reach_shard_groups_that_fill_a_node(
+    bench: Workbench, restrictions: dict[str, Any], sizes: set[int]
+) -> None:
+    """Groups of 8 / tp ranks, at tp 1 and 2, and the whole group of 16 or 32 as 0."""
+    options = SpaceOptions(fix={"tp": (1, 2), "cp": (1,), "pp": (1,), "zero": (1,)}, **restrictions)
+    space = build_space(
+        bench.model(8), bench.training(64, 4096), bench.cluster(32), Framework.MEGATRON, options
+    )
+    assert set(space.expand(space.degrees)[0].hsdp_shard.tolist()) == sizes
 
 
 ADVICE = [

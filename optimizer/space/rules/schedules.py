@@ -10,8 +10,9 @@ import numpy as np
 from layoutopt.optimizer.cost.schedules import SCHEDULES
 from layoutopt.optimizer.frameworks.registry import Framework, abilities_of
 from layoutopt.optimizer.space.repairs import first_of, known_schedule, lowered, setting
-from layoutopt.optimizer.space.rows import default_schedule, row_of
+from layoutopt.optimizer.space.rows import row_of
 from layoutopt.optimizer.space.rule import FREEST, MEGATRONS, TORCH_PIPELINES, Rule, everywhere, mask, varying
+from layoutopt.optimizer.specs.stage_split import running_schedule
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def _bounds_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 
 def _follow_chunks(rule: Rule, layout: Layout, ctx: Context) -> Layout:
     """Take 1F1B for one chunk and interleaving for several."""
-    return replace(layout, schedule=default_schedule(layout.pp, layout.vp), stages=())
+    return replace(layout, schedule=running_schedule(Schedule.NONE, layout.pp, layout.vp), stages=())
 
 
 def _schedule_batches_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:

@@ -10,7 +10,16 @@ import numpy as np
 from layoutopt.optimizer.frameworks.registry import abilities_of
 from layoutopt.optimizer.space.divisors import divisors
 from layoutopt.optimizer.space.repairs import first_of, lowered, setting
-from layoutopt.optimizer.space.rule import EVERY, FREEST, TORCH_PIPELINES, Rule, everywhere, mask, varying
+from layoutopt.optimizer.space.rule import (
+    EVERY,
+    FREEST,
+    TORCH_PIPELINES,
+    Rule,
+    everywhere,
+    mask,
+    says,
+    varying,
+)
 from layoutopt.optimizer.space.rules.experts import expert_dp
 from layoutopt.optimizer.specs.vocabulary import Axis
 from layoutopt.optimizer.topology.mesh import dense_axes
@@ -20,6 +29,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.space.context import Context
+    from layoutopt.optimizer.space.options import SpaceOptions
     from layoutopt.optimizer.space.rule import BoolArray, Factors
     from layoutopt.optimizer.specs.layout import Layout
 
@@ -125,6 +135,33 @@ def _holds_experts_detail(layout: Layout, ctx: Context) -> tuple[str, Factors]:
 def _sharded_whole(rule: Rule, layout: Layout, ctx: Context) -> Layout:
     """Shard over all data-parallel ranks, so that experts find as many as there are."""
     return replace(layout, zero=max(layout.zero, 2), hsdp_shard=None)
+
+
+def asked_groups(options: SpaceOptions) -> tuple[Rule, ...]:
+    """Return the rule that keeps shard groups within a question's limits, if it has some.
+
+    Fixed sizes are declared as they are; a group that fills a node, NVLink domain or pod has another size in each row.
+    """
+    if "hsdp_shard" in options.fix or not options.limits("hsdp_shard"):
+        return ()
+
+    def holds(rows: LayoutBatch, ctx: Context) -> BoolArray:
+        """Tell which rows (n,) have a size that is left; 0 is the whole group."""
+        sizes, which = np.unique(rows.hsdp_shard, return_inverse=True)
+        return np.array([options.allows("hsdp_shard", int(size)) for size in sizes], dtype=bool)[which]
+
+    return (
+        Rule(
+            name="hsdp_shard_asked",
+            formula="shard within --min, --max and --forbid",
+            reason="the question leaves other shard groups out",
+            source="--min, --max, --forbid",
+            # Of a level's GPUs a group takes those of one tensor rank, as many as divide the data-parallel group.
+            reads=frozenset({"hsdp_shard", "tp", "cp", "dp"}),
+            holds=holds,
+            detail=says("the question leaves other shard groups out"),
+        ),
+    )
 
 
 _SHARD = frozenset({"zero", "hsdp_shard", "dp", "cp"})
