@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Budget:
     """Totals of one training phase without failures.
 
-    ``days_low`` and ``days_high`` spread ``days`` by the relative error of the step-time prediction.
+    ``days_low`` and ``days_high`` are ``days`` at both ends of the range in which the true step time is expected.
     ``cost`` is in the currency of ``gpu_hour_cost``, None when that isn't given. Energy counts every GPU at its
     power limit with its share of node and switches, times PUE: an estimate, no bound. Adding two budgets adds the totals of
     consecutive phases.
@@ -91,10 +91,13 @@ def training_budget(
     *,
     step_time_s: float,
     gpus: int,
-    relative_error: float = 0.0,
+    step_ratio: tuple[float, float] = (1.0, 1.0),
     gpu_hour_cost: float | None = None,
 ) -> Budget:
-    """Total a phase up from its step time; raises InputError when the workload names no token count."""
+    """Total a phase up from its step time; raises InputError when the workload names no token count.
+
+    ``step_ratio`` is the range of the true step time over the predicted one.
+    """
     steps = steps_of_run(training)
     tokens = training.total_tokens or 0.0
     seconds = steps * step_time_s
@@ -105,8 +108,8 @@ def training_budget(
         # Budgets are quoted with the full square of scores (6N + 12 L d s per token).
         total_flops=model_flops_per_token(model, training.sequence_length, causal=False) * tokens,
         days=seconds / DAY_S,
-        days_low=seconds * (1 - relative_error) / DAY_S,
-        days_high=seconds * (1 + relative_error) / DAY_S,
+        days_low=seconds * step_ratio[0] / DAY_S,
+        days_high=seconds * step_ratio[1] / DAY_S,
         gpu_hours=gpu_hours,
         energy_kwh=gpu_hours * gpu_power_w(cluster) / 1e3,
         cost=None if gpu_hour_cost is None else gpu_hours * gpu_hour_cost,

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.vocabulary import Precision
 
-SHARES = {"50": 0.674, "80": 1.282, "95": 1.960}
-"""Standard deviations within which these percent of normal errors lie."""
+SHARES = ("50", "80", "95")
+"""Percent of runs that intervals are stated for."""
 
 Span = tuple[float, float]
 """A lower and an upper end."""
@@ -53,11 +53,6 @@ class Band:
     indistinct: float
     ratios: Mapping[str, Span]
     seen_ratios: Mapping[str, Span]
-
-    def deviation(self, *, calibrated: bool) -> float:
-        """Return the standard deviation of a normal error of which four fifths lie within the 80% interval."""
-        low, high = (self.seen_ratios if calibrated else self.ratios)["80"]
-        return (high - low) / (2 * SHARES["80"])
 
     def intervals_s(self, step_time_s: float, *, calibrated: bool) -> dict[str, Span]:
         """Return the lower and upper step time (seconds) between which 50, 80 and 95% of such runs are expected."""

@@ -16,7 +16,7 @@ from layoutopt.optimizer.cost.checkpoints import (
 from layoutopt.optimizer.cost.faults import job_mean_time_between_failures_s
 from layoutopt.optimizer.cost.interruptions import slowdowns
 from layoutopt.optimizer.cost.run_facts import footprint_of
-from layoutopt.optimizer.plan.monte_carlo import RunQuantiles, simulate_runs
+from layoutopt.optimizer.plan.monte_carlo import RunQuantiles, drawn_ratios, simulate_runs
 from layoutopt.optimizer.space.rows import row_of
 
 if TYPE_CHECKING:
@@ -85,10 +85,8 @@ def plan_faults(
         checkpoint=cost,
         schedules=schedules,
         spare_nodes=spare_nodes(mtbf_s, options.repair_s, options.spare_confidence),
-        simulated=None if hopeless else _simulated(work_s, best, mtbf_s, options, 0.0),
-        simulated_with_error=None
-        if hopeless
-        else _simulated(work_s, best, mtbf_s, options, options.relative_error),
+        simulated=None if hopeless else _simulated(work_s, best, mtbf_s, options),
+        simulated_with_error=None if hopeless else _simulated(work_s, best, mtbf_s, options, with_error=True),
         curve=goodput_curve(parameters, gpus, cluster, options),
     )
 
@@ -120,7 +118,12 @@ def _cost(parameters: float, gpus: int, cluster: ClusterSpec, options: PlanOptio
 
 
 def _simulated(
-    work_s: float, schedule: CheckpointSchedule, mtbf_s: float, options: PlanOptions, error: float
+    work_s: float,
+    schedule: CheckpointSchedule,
+    mtbf_s: float,
+    options: PlanOptions,
+    *,
+    with_error: bool = False,
 ) -> RunQuantiles:
     return simulate_runs(
         work_s,
@@ -130,7 +133,9 @@ def _simulated(
         mtbf_s,
         runs=options.simulated_runs,
         seed=options.seed,
-        relative_error=error,
+        slower=drawn_ratios(options.ratio_quantiles, options.simulated_runs, options.seed)
+        if with_error
+        else None,
     )
 
 

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-MIN_SPEED = 0.2
+MIN_RATIO = 0.2
 """A drawn prediction error never turns a run's time negative."""
 
 DRAWN_ONE_BY_ONE = 1000
 """Attempts of one run up to which each is drawn; of more, the sum's relative spread is below 4%."""
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     FloatArray = NDArray[np.float64]
@@ -39,12 +41,12 @@ def simulate_runs(
     *,
     runs: int = 400,
     seed: int = 0,
-    relative_error: float = 0.0,
+    slower: FloatArray | None = None,
 ) -> RunQuantiles:
     """Simulate ``runs`` runs of ``work_s`` seconds of useful work.
 
-    ``relative_error`` is the standard deviation of the predicted step time over the true one: each run gets its
-    own, the same for the whole run.
+    ``slower`` (runs,) is the true step time over the predicted one, one number for the whole of each run; None where
+    predictions are taken at their word.
 
     A run is a row of segments (work, then a checkpoint). A failure costs the time since the segment began and a
     restart, which a failure may interrupt too. The attempts a segment needs are geometric, and each failed one
@@ -65,9 +67,9 @@ def simulate_runs(
             + _restarts_s(rng, failed, restart_s, mtbf_s)
         )
         failures += failed
-    if relative_error > 0:
-        # A normal error of a large deviation would else let time run backwards.
-        wall *= np.maximum(rng.normal(1.0, relative_error, size=runs), MIN_SPEED)
+    if slower is not None:
+        # A model that is off is off by the same share from the first step to the last: errors of steps do not cancel.
+        wall *= slower
     p10, p50, p90 = np.quantile(wall, (0.1, 0.5, 0.9))
     return RunQuantiles(
         mean_s=float(wall.mean()),
@@ -76,6 +78,21 @@ def simulate_runs(
         p90_s=float(p90),
         mean_failures=float(failures.mean()),
     )
+
+
+def drawn_ratios(quantiles: Sequence[tuple[float, float]], runs: int, seed: int) -> FloatArray:
+    """Draw true over predicted step times, (runs,), from their ``quantiles`` (standard normal deviate, ratio), rising.
+
+    Between two quantiles the ratio is linear in the deviate, and beyond the outermost it goes on as between the last two:
+    with quantiles of a normal distribution the ratios are exactly normal, with others their skew stays.
+    """
+    deviates, ratios = np.array(quantiles).T
+    # A stream of its own: the failures drawn stay those of the run without an error.
+    drawn = np.random.default_rng((seed, 1)).normal(size=runs)
+    part = np.clip(np.searchsorted(deviates, drawn) - 1, 0, len(deviates) - 2)
+    slope = (np.diff(ratios) / np.diff(deviates))[part]
+    # A wide range goes on to below zero at the far end, and time would run backwards.
+    return np.maximum(ratios[part] + slope * (drawn - deviates[part]), MIN_RATIO)
 
 
 def _failed_attempts(

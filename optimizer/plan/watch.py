@@ -97,9 +97,9 @@ def watch_list(
     layout: Layout,
     estimate: Estimate,
     options: SolveOptions,
-    relative_error: float,
+    step_ratio: tuple[float, float],
 ) -> WatchList:
-    """Return the values to expect of a layout; ``relative_error`` widens them."""
+    """Return the values to expect of a layout; ``step_ratio`` is the range of the true step time over the predicted."""
     cost = build_cost_model(
         workload.model,
         workload.training,
@@ -108,7 +108,7 @@ def watch_list(
         software=options.space.software,
         kind=options.cost,
     )
-    low, high = 1 - relative_error, 1 + relative_error
+    low, high = step_ratio
     tokens_per_s = workload.training.tokens_per_step / estimate.step_time_s
 
     def slower_band(value: float) -> tuple[float, float, float]:

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from layoutopt.optimizer.cost.checkpoints import CheckpointMode, checkpoint_cost, checkpoint_schedules
 from layoutopt.optimizer.cost.faults import daly_interval_s, expected_wall_time_s, goodput
 from layoutopt.optimizer.plan.fault_plan import plan_faults, spare_nodes
-from layoutopt.optimizer.plan.monte_carlo import DRAWN_ONE_BY_ONE, _lost_s, simulate_runs
+from layoutopt.optimizer.plan.monte_carlo import (
+    DRAWN_ONE_BY_ONE,
+    MIN_RATIO,
+    _lost_s,
+    drawn_ratios,
+    simulate_runs,
+)
 from layoutopt.optimizer.plan.options import PlanOptions
 from layoutopt.optimizer.specs.cluster import FailureSpec, StorageSpec
 from layoutopt.optimizer.specs.errors import InputError
@@ -154,11 +160,22 @@ def simulate_lost_s(failed: NDArray[np.float64], length_s: float, mtbf_s: float)
 
 def test_the_error_of_the_prediction_widens_the_quantiles() -> None:
     """Without failures the quantiles are those of the normal error: 1.2816 standard deviations."""
-    result = simulate_runs(1e6, 1e4, 0.0, 0.0, 1e15, runs=20_000, seed=3, relative_error=0.1)
+    slower = drawn_ratios(PlanOptions(relative_error=0.1).ratio_quantiles, 20_000, 3)
+    result = simulate_runs(1e6, 1e4, 0.0, 0.0, 1e15, runs=20_000, seed=3, slower=slower)
     assert result.mean_failures == 0
     assert np.array([result.p10_s, result.p50_s, result.p90_s]) / 1e6 == pytest.approx(
         [1 - 0.12816, 1.0, 1 + 0.12816], abs=0.005
     )
+
+
+def test_a_skewed_interval_stays_skewed() -> None:
+    """Shares of drawn runs between the ends are those of the intervals; a far tail never turns time backwards."""
+    intervals = {"50": (0.9, 1.1), "80": (0.7, 1.3), "95": (0.4, 2.0)}
+    drawn = drawn_ratios(PlanOptions(step_ratios=intervals).ratio_quantiles, 40_000, 3)
+    for percent, (low, high) in intervals.items():
+        outside = (1 - int(percent) / 100) / 2
+        assert ((drawn < low).mean(), (drawn > high).mean()) == pytest.approx((outside, outside), abs=0.005)
+    assert drawn.min() == MIN_RATIO
 
 
 def test_exact_times_do_not_overflow() -> None:

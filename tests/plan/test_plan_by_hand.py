@@ -322,7 +322,7 @@ def test_the_watch_list_follows_from_the_estimate() -> None:
     training = replace(DENSE.training, sequence_length=8192, global_batch=32)
     workload = replace(DENSE, training=training)
     priced = estimate(build_cost_model(DENSE.model, training, cluster), layout)
-    found = watch_list(workload, cluster, layout, priced, SolveOptions(), 0.1)
+    found = watch_list(workload, cluster, layout, priced, SolveOptions(), (0.9, 1.1))
     assert found.step_spread == (0.01, 0.02)
     assert found.headroom_bytes == priced.memory.capacity_bytes - priced.memory.peak_bytes
     assert (found.peak_bytes, found.device_bytes) == (priced.memory.peak_bytes, priced.memory.device_bytes)

@@ -48,12 +48,17 @@ def test_the_range_comes_from_measured_runs() -> None:
     asked = (*PLAN, "--tokens", "1T", "--json")
     plain = json.loads(run(*asked).stdout)
     band = plain["error_band"]
-    assert plain["relative_error"] == pytest.approx(
-        (band["ratios"]["80"][1] - band["ratios"]["80"][0]) / (2 * 1.282)
-    )
+    low, high = plain["step_ratio"]
+    assert [low, high] == band["ratios"]["80"] and plain["relative_error"] is None
+    assert 1 - low < high - 1, "the interval of measured runs is not symmetric"
+    budget, faults = plain["budget"], plain["faults"]
+    assert budget["days_low"] / budget["days"] == pytest.approx(low)
+    assert budget["days_high"] / budget["days"] == pytest.approx(high)
+    alone, off = faults["simulated"]["p50_s"], faults["simulated_with_error"]
+    assert (off["p10_s"] / alone, off["p90_s"] / alone) == pytest.approx((low, high), rel=0.02)
     assert band["family"] == "dense 16-bit H100"
     told = run(*PLAN, "--tokens", "1T").stdout
-    assert f"step time off by {plain['relative_error']:.0%}" in " ".join(told.split())
+    assert f"for steps of {low:.2f} to {high:.2f} times the predicted time" in " ".join(told.split())
     assert "Where the range comes from" in told
     stated = json.loads(run(*asked, "--error", "5").stdout)
     assert stated["relative_error"] == pytest.approx(0.05)

@@ -21,6 +21,7 @@ from layoutopt.optimizer.specs.units import DAY_S
     ("name", "good", "bad"),
     [
         ("relative_error", (0.0, 0.99), (-0.01, 1.0, 1.5)),
+        ("step_ratios", ({}, {"80": (0.9, 1.2)}), ({"80": (0.0, 1.2)}, {"50": (0.9, 1.1), "80": (1.2, 0.9)})),
         ("gpu_hour_cost", (None, 0.0, 2.5), (-0.01,)),
         ("least_stall_s", (0.0,), (-1.0,)),
         ("repair_s", (0.0,), (-1.0,)),

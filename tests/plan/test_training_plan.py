@@ -157,7 +157,7 @@ def test_the_worked_plans_budget() -> None:
     workload, machine = load_workload("llama3-70b"), load_cluster("h100-1024")
     training = replace(workload.training, total_tokens=1.412e12)
     budget = training_budget(
-        workload.model, training, machine, step_time_s=5.05, gpus=1024, relative_error=0.1
+        workload.model, training, machine, step_time_s=5.05, gpus=1024, step_ratio=(0.9, 1.1)
     )
     assert budget.steps == pytest.approx(336_647, abs=0.5)
     assert budget.days == pytest.approx(19.68, abs=0.01)

@@ -219,7 +219,7 @@ def test_a_front_is_drawn_where_its_values_are(plan: Plan, complete: bool) -> No
     assert [one.get("fill") == LIGHT["paper"] for one in dots] == [False, not complete]
     dashed = [one for one in root.iter(f"{SVG}polyline") if one.get("stroke-dasharray")]
     assert bool(dashed) is not complete
-    page = front_page(front, "a <model> on a cluster")
+    page = front_page(front, "a <model> on a cluster", [None] * 2)
     assert "a &lt;model&gt;" in page and "a <model>" not in page
     assert page.count("<circle") == 2 and f"{front.points[1].values[0]:,.6g} s" in page
 

@@ -98,9 +98,13 @@ def test_a_front_says_how_sure_it_is(tmp_path: Path) -> None:
     for point in plain["points"]:
         low, high = point["step_80_s"]
         assert low < point["estimate"]["step_time_s"] < high
+        assert point["measured_runs"] == plain["error_band"]["rows"]
+        interval = f"{low:.3g} to {high:.3g}"
+        assert interval in told.stdout and f"{interval}<" in page.read_text()
     assert plain["error_band"]["rows"] > 20
     other = CliRunner().invoke(main, [*asked[:2], "h200x8", *asked[3:]])
-    assert "no measured run of this kind" in " ".join(other.stdout.split()), other.output
+    assert "?: no measured run of this kind" in " ".join(other.stdout.split()), other.output
+    assert "?: no measured" not in told.stdout and " ?" in other.stdout
 
 
 def test_goals_are_two_quantities() -> None:

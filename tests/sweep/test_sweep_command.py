@@ -46,11 +46,24 @@ def test_a_sweep_resumes_and_exports(tmp_path: Path) -> None:
     again = run(*SWEEP, "--store", store)
     assert again.exit_code == 0
     assert "3 points: 0 solved, 3 reused" in again.stdout
+    for row in plain["rows"]:
+        assert f"{row['step_low_s']:.3g} to {row['step_high_s']:.3g} " in again.stdout
+    assert " ?" not in again.stdout
     exported = run("sweep", "export", "--store", store, "--where", "gpus=16")
     rows = list(csv.DictReader(io.StringIO(exported.stdout)))
     assert [(row["gpus"], row["status"]) for row in rows] == [("16", "optimal")]
     assert run("sweep", "export", "--store", store, "-o", str(tmp_path / "a.json")).exit_code == 0
     assert len(json.loads((tmp_path / "a.json").read_text())) == 3
+
+
+def test_intervals_of_unmeasured_kinds_are_marked(tmp_path: Path) -> None:
+    """Table and page mark the interval of a kind that nobody measured, and say what the mark means."""
+    page = tmp_path / "sweep.html"
+    asked = ("sweep", "llama3-8b", "h200", "--gpus", "8", "--batch", "16", "--top", "1", "-j", "1")
+    told = run(*asked, "--store", str(tmp_path / "s.db"), "--report", str(page))
+    assert told.exit_code == 0, told.output
+    assert " ? " in told.stdout and "?: no measured run of this kind" in " ".join(told.stdout.split())
+    assert " ?<" in page.read_text() and "?: no measured run of this kind" in page.read_text()
 
 
 def test_infeasible_points_are_answers(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from layoutopt.optimizer.specs.errors import input_error
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.report.commands.options import OutputOptions
     from layoutopt.optimizer.solve.pareto import Front
 
@@ -95,18 +96,24 @@ def command(
         plain = to_plain(front)
         for point, one, shown in zip(front.points, judged, plain["points"], strict=True):
             shown["step_80_s"] = None if one is None else one.intervals_s(point.estimate.step_time_s)["80"]
+            shown["measured_runs"] = None if one is None else one.band.rows
         plain["error_band"] = to_plain(bands[0]) if bands else None
         print_json(with_remarks(plain, workload.model))
     else:
-        print_tables(front_table(front, sure))
-    _draw(front, title, sure, drawing, output)
+        print_tables(front_table(front, judged, sure))
+    _draw(front, title, judged, sure, drawing, output)
     if not front.points:
         return ExitCode.REJECTED if front.complete else ExitCode.STOPPED
     return ExitCode.OK if front.proven else ExitCode.STOPPED
 
 
 def _draw(
-    front: Front, title: str, sure: Sequence[str], drawing: DrawingOptions, output: OutputOptions
+    front: Front,
+    title: str,
+    judged: Sequence[Honesty | None],
+    sure: Sequence[str],
+    drawing: DrawingOptions,
+    output: OutputOptions,
 ) -> None:
     if not drawing.wanted:
         return
@@ -118,6 +125,6 @@ def _draw(
     write_drawing(
         drawing,
         output,
-        page=lambda: front_page(front, title, sure),
+        page=lambda: front_page(front, title, judged, sure),
         picture=lambda: front_picture(front, title),
     )

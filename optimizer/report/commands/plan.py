@@ -139,7 +139,7 @@ def command(
 def _with_error(
     options: PlanOptions, stated: float | None, precision: Precision, workload: Workload, cluster: ClusterSpec
 ) -> tuple[PlanOptions, list[_Extra]]:
-    """Set the error of the step time: as stated, else from measured runs of this kind, and say where it is from."""
+    """Set the error of the step time: as stated, else that of measured runs of this kind, and say where it is from."""
     from layoutopt.optimizer.cost.factory import CostKind
     from layoutopt.optimizer.evidence.band import calibrated_by_runs, error_band
     from layoutopt.optimizer.report.json_forms import to_plain
@@ -152,9 +152,8 @@ def _with_error(
     frozen = bool(workload.training.frozen)
     band = error_band(workload.model, cluster, precision, framework=options.solve.framework, frozen=frozen)
     calibrated = calibrated_by_runs(cluster)
-    deviation = band.deviation(calibrated=calibrated)
-    table = range_section(band, deviation, calibrated=calibrated)
-    return replace(options, relative_error=deviation), [
+    table = range_section(band, calibrated=calibrated)
+    return replace(options, step_ratios=band.seen_ratios if calibrated else band.ratios), [
         _Extra(key="error_band", plain=to_plain(band), table=table)
     ]
 

@@ -29,11 +29,18 @@ from layoutopt.optimizer.report.html.svg import (
     words,
 )
 from layoutopt.optimizer.report.tables.layout import short_text
-from layoutopt.optimizer.report.tables.next_runs import front_columns, front_row, front_words, value_words
+from layoutopt.optimizer.report.tables.next_runs import (
+    front_columns,
+    front_note,
+    front_rows,
+    front_words,
+    value_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.solve.pareto import Front
 
 WIDE = 4.0
@@ -43,18 +50,22 @@ LABEL_GAP_PX = 16.0
 """Least distance of two points whose layouts are both named."""
 
 
-def front_page(front: Front, title: str, sure: Sequence[str] = ()) -> str:
-    """Write the page of a front of at least one point; ``title`` says of what, ``sure`` how far such steps were off."""
+def front_page(front: Front, title: str, judged: Sequence[Honesty | None], sure: Sequence[str] = ()) -> str:
+    """Write the page of a front of at least one point; ``title`` says of what, ``sure`` how far such steps were off.
+
+    ``judged`` (points,) are the points' error bands.
+    """
     goals = " against ".join(front.goals)
     picture = element(
         "div", Markup(front_picture(front, title)), class_="drawing", role="img", aria_label=_said(front)
     )
-    points = Table(
-        columns=front_columns(front), rows=[front_row(front, one) for one in front.points], left=(4,)
-    )
+    points = Table(columns=front_columns(front), rows=front_rows(front, judged), left=(5,))
     sections = [
         Section(title=goals.capitalize(), blocks=[picture]),
-        Section(title="Layouts", blocks=[table(points), *(element("p", line) for line in sure)]),
+        Section(
+            title="Layouts",
+            blocks=[table(points), *(element("p", line) for line in (front_note(judged), *sure) if line)],
+        ),
     ]
     lead = tiles([("points", f"{len(front.points)}"), ("all of them", "yes" if front.complete else "no")])
     return page(f"{title}: {goals}", front_words(front), [lead], sections)

@@ -79,7 +79,7 @@ def _sections(
     blocks = [render(wall_chart(plan)), facts(fault_pairs(faults)), render(goodput_chart(faults, plan.gpus))]
     yield Section(
         title="The run",
-        blocks=[facts(budget_pairs(plan.budget, plan.relative_error, plan.phases[0].training)), *blocks],
+        blocks=[facts(budget_pairs(plan.budget, plan.phases[0].training)), *blocks],
     )
     fitting = [answer for answer in sizes if answer.expected_days is not None]
     others = [*([render(marginal_chart(marginal))] if marginal else [])]

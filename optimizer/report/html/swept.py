@@ -9,7 +9,8 @@ from layoutopt.optimizer.report.html.markup import Markup, Table, bullets, eleme
 from layoutopt.optimizer.report.html.page import page, tiles
 from layoutopt.optimizer.report.html.scaling import cost_chart, mfu_chart, step_time_chart
 from layoutopt.optimizer.report.html.series import ALONG, lines_by_model, range_words
-from layoutopt.optimizer.report.tables.sweep import layout_words, memory_words
+from layoutopt.optimizer.report.tables.short import interval_note
+from layoutopt.optimizer.report.tables.sweep import interval_words, layout_words, memory_words
 from layoutopt.optimizer.sweep.nested import best_within
 from layoutopt.optimizer.sweep.rows import ERROR
 
@@ -80,7 +81,8 @@ def sweep_sections(
         answers = element(
             "details", element("summary", f"{len(rows):,} answers"), table(_answers(rows)), open=True
         )
-        yield Section(title="Layouts", blocks=[answers])
+        unmeasured = interval_note(row["measured_runs"] for row in rows)
+        yield Section(title="Layouts", blocks=[answers, *([element("p", unmeasured)] if unmeasured else [])])
     if rows and sure:
         yield Section(title="How sure", blocks=[bullets(sure)])
 
@@ -122,12 +124,13 @@ def _answers(rows: Sequence[Row]) -> Table:
         "tokens",
         "Gbit/s",
         "step s",
+        "80%",
         "MFU",
         "peak GB",
         "memory",
         "layout",
     ]
-    return Table(columns=columns, rows=[_answer(row) for row in rows], left=(0, 1, 9, 10))
+    return Table(columns=columns, rows=[_answer(row) for row in rows], left=(0, 1, 10, 11))
 
 
 def _answer(row: Row) -> list[str]:
@@ -140,11 +143,12 @@ def _answer(row: Row) -> list[str]:
         f"{row['network_gbit_per_s']:,.10g}",
     ]
     if row["step_time_s"] is None:
-        return [*asked, "-", "-", "-", "-", row["status"]]
+        return [*asked, *["-"] * 5, row["status"]]
     proven = " (not proven)" if row["status"] == "stopped" else ""
     return [
         *asked,
         f"{row['step_time_s']:.5g}",
+        interval_words(row),
         f"{row['mfu_causal']:.1%}",
         f"{row['peak_bytes'] / 1e9:.0f}",
         memory_words(row),

@@ -66,7 +66,8 @@ def _quantile_note(plan: TrainingPlan) -> str:
     runs = plan.faults.simulated_with_error
     if runs is None:
         return ""
-    return f" Line: P10 to P90 of simulated runs with a step time off by {plan.relative_error:.0%}, dot: P50."
+    low, high = plan.step_ratio
+    return f" Line: P10 to P90 of simulated runs with steps of {low:.2f} to {high:.2f} times the predicted time, dot: P50."
 
 
 def _wall_figure(plan: TrainingPlan) -> Figure:

@@ -82,17 +82,14 @@ def sure_lines(asked: Iterable[tuple[Workload, ClusterSpec, Precision]], framewo
     return list(dict.fromkeys(lines))
 
 
-def range_section(band: Band, deviation: float, *, calibrated: bool) -> RenderableType:
+def range_section(band: Band, *, calibrated: bool) -> RenderableType:
     """Say where the range of a plan's days comes from."""
     low, high = (band.seen_ratios if calibrated else band.ratios)["80"]
     kind = f"measured runs of this kind ({band.family})" if band.rows else "measured runs of all kinds"
     runs = (
         f"{kind} after three own ones" if calibrated else f"{kind} of publications that the fit had not seen"
     )
-    words = (
-        f"four of five {runs} are expected to take {low:.2f} to {high:.2f} of their predicted steps: a standard deviation "
-        f"of {deviation:.0%}"
-    )
+    words = f"four of five {runs} are expected to take {low:.2f} to {high:.2f} times their predicted steps"
     return section("Where the range comes from", Text(words))
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 from layoutopt.optimizer.evidence.next_runs import LEAST_GAIN, STEPS, ProbeKind
 from layoutopt.optimizer.report.tables.console import bullets, grid, section
 from layoutopt.optimizer.report.tables.layout import layout_text
+from layoutopt.optimizer.report.tables.short import interval_cell, interval_note
 from layoutopt.optimizer.specs.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.evidence.next_runs import NextRuns, Probe, SuggestedRun
     from layoutopt.optimizer.solve.pareto import Front, FrontPoint
 
@@ -95,14 +97,17 @@ def stop_words(found: NextRuns) -> str:
     return f"{left}, {more}{again}"
 
 
-def front_table(front: Front, sure: Sequence[str] = ()) -> RenderableType:
-    """Show every point with its values, the best in the first goal first, and how sure its steps are."""
+def front_table(front: Front, judged: Sequence[Honesty | None], sure: Sequence[str] = ()) -> RenderableType:
+    """Show every point with its values, the best in the first goal first, and how sure its steps are.
+
+    ``judged`` (points,) are the points' error bands.
+    """
     if not front.points:
         return Text(front_words(front))
     points = section(
         f"{front.goals[0]} against {front.goals[1]}",
-        grid(front_columns(front), [front_row(front, point) for point in front.points], left=(4,)),
-        note=front_words(front),
+        grid(front_columns(front), front_rows(front, judged), left=(5,)),
+        note="; ".join(filter(None, (front_words(front), front_note(judged)))),
     )
     return Group(points, *([section("How sure", bullets(sure))] if sure else []))
 
@@ -121,15 +126,26 @@ def front_words(front: Front) -> str:
 
 def front_columns(front: Front) -> list[str]:
     """Return the heads of the columns."""
-    return [*front.goals, "step", "memory", "layout"]
+    return [*front.goals, "step", "80%, s", "memory", "layout"]
 
 
-def front_row(front: Front, point: FrontPoint) -> list[str]:
-    """Return a point's cells."""
-    memory = point.estimate.memory
+def front_note(judged: Sequence[Honesty | None]) -> str:
+    """Explain the mark of intervals that no measured run of their kind stands behind."""
+    return interval_note(None if one is None else one.band.rows for one in judged)
+
+
+def front_rows(front: Front, judged: Sequence[Honesty | None]) -> list[list[str]]:
+    """Return the cells of every point."""
+    return [_front_row(front, point, one) for point, one in zip(front.points, judged, strict=True)]
+
+
+def _front_row(front: Front, point: FrontPoint, judged: Honesty | None) -> list[str]:
+    memory, step_s = point.estimate.memory, point.estimate.step_time_s
+    low, high = (None, None) if judged is None else judged.intervals_s(step_s)["80"]
     return [
         *(value_words(value, unit) for value, unit in zip(point.values, front.units, strict=True)),
-        format_seconds(point.estimate.step_time_s),
+        format_seconds(step_s),
+        interval_cell(low, high, None if judged is None else judged.band.rows),
         f"{memory.peak_bytes / memory.capacity_bytes:.0%}",
         layout_text(point.layout) + ("" if point.proven else " (not proven)"),
     ]

@@ -16,7 +16,7 @@ from layoutopt.optimizer.report.tables.step_time import run_length_words
 from layoutopt.optimizer.specs.units import format_count, format_seconds, format_span, rough
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from rich.console import RenderableType
     from rich.text import Text
@@ -40,6 +40,9 @@ LEAST_WORTH = 0.001
 
 SHOWN_PARTS = 3
 """Parts of the step named beside compute."""
+
+UNMEASURED = "?"
+"""Marks an interval of a kind that nobody measured."""
 
 COMFORTABLE = "comfortable"
 """Marks a near-tie whose memory fits with room where the answer's is borderline."""
@@ -182,3 +185,16 @@ def step_words(line: Text, estimate: Estimate, honesty: Honesty | None) -> Text:
 def interval_words(estimate: Estimate, honesty: Honesty) -> str:
     """Write the step times between which four of five runs predicted so are expected."""
     return format_span(*honesty.intervals_s(estimate.step_time_s)["80"])
+
+
+def interval_cell(low_s: float | None, high_s: float | None, measured_runs: int | None) -> str:
+    """Write an 80% interval of a table's step, marked where no measured run of its kind stands behind it."""
+    if low_s is None or high_s is None:
+        return "-"
+    return f"{low_s:.3g} to {high_s:.3g}{'' if measured_runs else f' {UNMEASURED}'}"
+
+
+def interval_note(measured_runs: Iterable[int | None]) -> str:
+    """Explain the mark of ``interval_cell`` where a row of a table bears it; None: a row without an interval."""
+    marked = any(runs == 0 for runs in measured_runs)
+    return f"{UNMEASURED}: no measured run of this kind, the interval is that of all kinds" if marked else ""

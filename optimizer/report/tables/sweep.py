@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from layoutopt.optimizer.report.tables.console import bullets, grid, section
+from layoutopt.optimizer.report.tables.short import interval_cell, interval_note
 from layoutopt.optimizer.specs.units import format_seconds
 
 if TYPE_CHECKING:
@@ -45,14 +46,24 @@ def sweep_tables(
     """Show how the sweep ended, and its rows, and how ``sure`` they are; columns with one value for all are said once."""
     fixed = [name for name in CONSTANT_COLUMNS if len({row[name] for row in rows}) == 1]
     varied = [name for name in CONSTANT_COLUMNS if name not in fixed]
-    said = ", ".join(f"{HEADINGS[name]} {_number(rows[0][name])}" for name in fixed) if rows else ""
-    columns = [*(HEADINGS[name] for name in varied), "GPUs", "step s", "tok/s/GPU", "MFU", "memory", "layout"]
+    said = [", ".join(f"{HEADINGS[name]} {_number(rows[0][name])}" for name in fixed) if rows else ""]
+    said += [interval_note(row["measured_runs"] for row in rows[:SHOWN_ROWS])]
+    columns = [
+        *(HEADINGS[name] for name in varied),
+        "GPUs",
+        "step s",
+        "80%",
+        "tok/s/GPU",
+        "MFU",
+        "memory",
+        "layout",
+    ]
     columns += ["used", "nested s"] if nested else []
     shown = [_row(row, varied, nested) for row in rows[:SHOWN_ROWS]]
     left = [columns.index(name) for name in ("model", "cluster", "layout") if name in columns]
     parts: list[RenderableType] = [Text(summary(result, store))]
     if shown:
-        parts.append(section("Points", grid(columns, shown, left=left), note=said))
+        parts.append(section("Points", grid(columns, shown, left=left), note="; ".join(filter(None, said))))
     if len(rows) > SHOWN_ROWS:
         parts.append(
             Text(
@@ -72,6 +83,11 @@ def memory_words(row: Row) -> str:
     return f"{peak / usable:.0%}" + (" borderline" if row["verdict"] == "borderline" else "")
 
 
+def interval_words(row: Row) -> str:
+    """Write between which steps four of five such runs are expected; rows of older stores may not know it."""
+    return interval_cell(row["step_low_s"], row["step_high_s"], row["measured_runs"])
+
+
 def summary(result: SweepResult, store: str) -> str:
     """Say in one sentence how a sweep ended."""
     words = [f"{result.solved:,} solved", f"{result.reused:,} reused"]
@@ -88,16 +104,11 @@ def summary(result: SweepResult, store: str) -> str:
 def _row(row: Row, varied: Sequence[str], nested: bool) -> list[str]:
     cells = [_number(row[name]) for name in varied] + [f"{row['gpus']:,}"]
     if row["step_time_s"] is None:
-        cells += [
-            "-",
-            "-",
-            "-",
-            "-",
-            row["status"] if row["status"] != "error" else f"error: {row['message']}",
-        ]
+        cells += ["-"] * 5 + [row["status"] if row["status"] != "error" else f"error: {row['message']}"]
     else:
         cells += [
             f"{row['step_time_s']:.4g}" + ("*" if row["status"] == "stopped" else ""),
+            interval_words(row),
             f"{row['tokens_per_s_per_gpu'] or 0:,.0f}",
             f"{row['mfu_causal'] or 0:.1%}",
             memory_words(row),

@@ -51,9 +51,7 @@ def training_tables(plan: TrainingPlan) -> RenderableType:
     for phase in plan.phases:
         parts.extend(_phase(phase, alone=len(plan.phases) == 1))
     if len(plan.phases) > 1:
-        parts.append(
-            section("All phases", _budget(plan.budget, plan.relative_error, plan.phases[0].training))
-        )
+        parts.append(section("All phases", facts(budget_pairs(plan.budget, plan.phases[0].training))))
     parts.extend(_faults(plan.faults, replaced=replaced(plan)))
     return Group(*parts)
 
@@ -61,9 +59,9 @@ def training_tables(plan: TrainingPlan) -> RenderableType:
 def _headline(plan: TrainingPlan) -> Text:
     line = Text()
     line.append(f"{rough(plan.expected_days):,g} days", style="bold")
-    runs = None if replaced(plan) else plan.faults.simulated_with_error
-    if runs:
-        low, high = (rough(seconds / DAY_S) for seconds in (runs.p10_s, runs.p90_s))
+    ends = _ends_80(plan)
+    if ends:
+        low, high = map(rough, ends)
         line.append(f" (80% interval {low:,g} to {high:,g})")
     line.append(
         f" expected with failures for {format_count(plan.budget.tokens)} tokens of {plan.model} on {plan.cluster}"
@@ -71,6 +69,16 @@ def _headline(plan: TrainingPlan) -> Text:
     if plan.expected_cost is not None:
         line.append(f", cost {plan.expected_cost:,.0f}")
     return line
+
+
+def _ends_80(plan: TrainingPlan) -> tuple[float, float] | None:
+    """Return the days between which four of five such runs are expected, None where that is not known."""
+    if replaced(plan):
+        # The simulation restarts the whole job after each failure: what hot restarts leave of a run is not in it.
+        low, high = (plan.expected_days * ratio for ratio in plan.step_ratio)
+        return (low, high) if plan.relative_error is None else None
+    runs = plan.faults.simulated_with_error
+    return None if runs is None else (runs.p10_s / DAY_S, runs.p90_s / DAY_S)
 
 
 def _phase(phase: PhasePlan, *, alone: bool) -> list[RenderableType]:
@@ -88,18 +96,14 @@ def _phase(phase: PhasePlan, *, alone: bool) -> list[RenderableType]:
             title,
             facts(head),
             Text(""),
-            _budget(phase.budget, phase.watch.step_time_s[2] / estimate.step_time_s - 1, training),
+            facts(budget_pairs(phase.budget, training)),
         ),
         section("Rule of thumb", *_recipe(phase)),
         section("Watch", *_watch(phase.watch)),
     ]
 
 
-def _budget(budget: Budget, relative_error: float, training: TrainingSpec) -> RenderableType:
-    return facts(budget_pairs(budget, relative_error, training))
-
-
-def budget_pairs(budget: Budget, relative_error: float, training: TrainingSpec) -> list[tuple[str, str]]:
+def budget_pairs(budget: Budget, training: TrainingSpec) -> list[tuple[str, str]]:
     """Return names and values of a budget, and whose number of tokens it is where nobody who asks stated it."""
     whose = "" if training.stated_tokens else " (the built-in model's; --tokens or --samples set yours)"
     rows = [
@@ -111,7 +115,8 @@ def budget_pairs(budget: Budget, relative_error: float, training: TrainingSpec) 
         (
             "days",
             f"{rough(budget.days):,g} without failures ({rough(budget.days_low):,g} to {rough(budget.days_high):,g} "
-            f"for a step time off by {relative_error:.0%})",
+            f"for steps of {budget.days_low / budget.days:.2f} to {budget.days_high / budget.days:.2f} times the "
+            "predicted time)",
         ),
         ("GPU-hours", f"{rough(budget.gpu_hours):,.0f}"),
         ("energy", f"{rough(budget.energy_kwh):,.0f} kWh"),
