@@ -92,7 +92,7 @@ def drawn_ratios(quantiles: Sequence[tuple[float, float]], runs: int, seed: int)
     part = np.clip(np.searchsorted(deviates, drawn) - 1, 0, len(deviates) - 2)
     slope = (np.diff(ratios) / np.diff(deviates))[part]
     # A wide range goes on to below zero at the far end, and time would run backwards.
-    return np.maximum(ratios[part] + slope * (drawn - deviates[part]), MIN_RATIO)
+    return np.asarray(np.maximum(ratios[part] + slope * (drawn - deviates[part]), MIN_RATIO))
 
 
 def _failed_attempts(
