@@ -119,6 +119,11 @@ class ImportedJob:
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
+    @property
+    def precision(self) -> Precision | None:
+        """The precision that is stated, of the run or of its layout; None is unknown."""
+        return self.training.precision or self.layout.precision
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRun:

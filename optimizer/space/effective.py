@@ -43,12 +43,17 @@ def effective(layout: Layout, ctx: Context) -> Layout:
         zero=layout.zero if ranks > 1 else 0,
         hsdp_shard=None if whole else layout.hsdp_shard,
         etp=layout.etp if ctx.model.is_moe else 1,
-        recompute=Recompute() if idle else layout.recompute,
+        recompute=Recompute() if idle else _grouped(layout.recompute),
         schedule=schedule_of(layout),
         mesh_order=_usual_order(layout, ctx),
         switches=_telling(layout, ctx),
         stages=stages,
     )
+
+
+def _grouped(recompute: Recompute) -> Recompute:
+    """Groups of one layer are none: every layer starts from its own input."""
+    return replace(recompute, group=0) if recompute.group == 1 else recompute
 
 
 def _telling(layout: Layout, ctx: Context) -> Switches:

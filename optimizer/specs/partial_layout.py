@@ -95,7 +95,7 @@ class PartialLayout:
             precision=self.precision or workload.training.precision,
             savers=self.savers or (),
             switches=self.switches or Switches(),
-            stages=self._stages(workload.model, pp, vp, schedule),
+            stages=self.staged(workload.model, pp, vp, schedule),
         )
 
     def _schedule(self, pp: int) -> tuple[Schedule, int]:
@@ -110,7 +110,8 @@ class PartialLayout:
         slots = len(self.split or self.stages or ())
         return slots // pp if slots and slots % pp == 0 else 1
 
-    def _stages(self, model: ModelSpec, pp: int, vp: int, schedule: Schedule) -> tuple[VirtualStage, ...]:
+    def staged(self, model: ModelSpec, pp: int, vp: int, schedule: Schedule) -> tuple[VirtualStage, ...]:
+        """Return the stages that are stated, else the most even ones; none where the layers can't fill them."""
         limit = 0
         if self.recompute is not None and self.recompute.granularity is Granularity.FULL:
             limit = model.layers if self.recompute_layers is None else self.recompute_layers

@@ -229,7 +229,7 @@ def _random_recompute(rng: np.random.Generator, counts: list[int]) -> tuple[Reco
     redone = [min(count, depth) if kind < 0.4 else count for count in counts]
     if kind > 0.8:
         redone = [int(rng.integers(0, count + 1)) for count in counts]
-    return Recompute(granularity=granularity), redone
+    return Recompute(granularity=granularity, group=pick(rng, [0, 0, 1, 2, 3])), redone
 
 
 def workload_of(model: ModelSpec, layout: Layout, **changes: Any) -> Workload:

@@ -16,6 +16,8 @@ from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, Granularity
 from layoutopt.optimizer.specs.workload import Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from layoutopt.optimizer.interop.records import ImportedJob
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -64,7 +66,7 @@ def complete_layout(
         recompute=part.recompute or Recompute(),
         schedule=schedule,
         mesh_order=part.mesh_order or DEFAULT_MESH_ORDER,
-        precision=job.training.precision or Precision.BF16,
+        precision=job.precision or Precision.BF16,
         savers=_savers(job, model),
         switches=_switches(job),
         stages=_stages(job, pp, vp, model, schedule),
@@ -113,7 +115,7 @@ def assumptions(job: ImportedJob) -> tuple[str, ...]:
         for name, text in OTHERS.items()
         if getattr(part, name) is None and (name != "sp" or part.tp != 1)
     ]
-    if job.training.precision is None:
+    if job.precision is None:
         taken.append("precision bf16")
     return (*(f"assumed: {text}; the file does not state it" for text in taken), *_unmodelled(job))
 
@@ -135,18 +137,52 @@ def _named_in(missing: str) -> set[str]:
 
 def fill_open(job: ImportedJob, given: PartialLayout, key: str) -> ImportedJob:
     """Fill what a launch file leaves open; raises ``InputError`` where both state a value and differ."""
-    part, problems, filled = job.layout, [], {}
-    for name in PartialLayout.__slots__:
-        mine, theirs = getattr(part, name), getattr(given, name)
-        if theirs is None or mine == theirs:
-            continue
-        if mine is not None and name not in ("dp", "micro_batches"):
-            what = f"{name}={theirs} is not the {mine} of the launch file"
-            problems.append(Problem(key=key, what=what, allowed="what the file leaves open"))
-        filled[name] = theirs
+    part = replace(job.layout, precision=job.precision)
+    problems = list(_contradictions(job, part, given))
     if problems:
-        raise InputError(*problems)
-    return replace(job, layout=replace(part, **filled))
+        raise InputError(*(Problem(key=key, what=what, allowed=allowed) for what, allowed in problems))
+    filled = {
+        name: getattr(given, name) for name in PartialLayout.__slots__ if getattr(given, name) is not None
+    }
+    training = replace(job.training, precision=given.precision or job.precision)
+    return replace(job, layout=replace(part, **filled), training=training)
+
+
+def _contradictions(job: ImportedJob, part: PartialLayout, given: PartialLayout) -> Iterator[tuple[str, str]]:
+    """Yield what is given otherwise than a launch file states it, and what may be."""
+    if given.idle_gpus:
+        yield f"idle_gpus={given.idle_gpus} beside a launch file", "a cluster of the GPUs that are launched"
+    own = _switches(job)
+    if job.options.ep_overlap is None:
+        own = replace(own, ep_overlap=None, shared_expert_overlap=None)
+    mine, theirs = (_words(layout) for layout in (replace(part, switches=own), given))
+    for name, value in theirs.items():
+        if name in mine and mine[name] != value and name not in ("dp", "micro_batches", "idle_gpus"):
+            yield (
+                f"{name}={_text(value)} is not the {_text(mine[name])} of the launch file",
+                "what the file leaves open",
+            )
+
+
+def _words(layout: PartialLayout) -> dict[str, Any]:
+    """Return what a layout states, each switch by its own name, stages by their layers alone."""
+    stated = {name: getattr(layout, name) for name in PartialLayout.__slots__}
+    listed, switches = stated.pop("split") or stated["stages"], stated.pop("switches")
+    stated["stages"] = tuple(stage.layers for stage in listed) if listed else None
+    return {name: value for name, value in stated.items() if value is not None} | (
+        switches or Switches()
+    ).stated()
+
+
+def _text(value: object) -> str:
+    from layoutopt.optimizer.frameworks.switches import switch_text
+    from layoutopt.optimizer.space.recompute_sets import recompute_text  # it loads numpy
+
+    if isinstance(value, Recompute):
+        return recompute_text(value)
+    if isinstance(value, tuple):
+        return "/".join(map(str, value)) or "none"
+    return switch_text(value) if isinstance(value, bool | int | str) else str(value)
 
 
 def _unset_etp(job: ImportedJob, model: ModelSpec | None, tp: int, ep: int) -> int:
@@ -155,7 +191,10 @@ def _unset_etp(job: ImportedJob, model: ModelSpec | None, tp: int, ep: int) -> i
 
 
 def _savers(job: ImportedJob, model: ModelSpec | None) -> tuple[Saver, ...]:
-    """Return the stated memory savers that the framework's release offers; parts of an optimizer are none."""
+    """Return the stated memory savers that the framework's release offers; parts of an optimizer are none.
+
+    Those that were filled in count too, whether the release has them or not: rules judge that.
+    """
     from layoutopt.optimizer.frameworks.registry import (
         parse_release,
         savers_of,  # it loads numpy
@@ -166,10 +205,11 @@ def _savers(job: ImportedJob, model: ModelSpec | None) -> tuple[Saver, ...]:
         Saver.OFFLOAD_ACTIVATIONS: job.options.activation_offload,
         Saver.OFFLOAD_OPTIMIZER: job.options.optimizer_offload == 1.0,
     }
+    filled = job.layout.savers or ()
     if model is None or not any(stated.values()):
-        return ()
+        return filled
     known = savers_of(job.framework, parse_release(job.framework, job.version), model)
-    return tuple(saver for saver in Saver if stated[saver] and saver in known)
+    return tuple(saver for saver in Saver if saver in filled or (stated[saver] and saver in known))
 
 
 def _switches(job: ImportedJob) -> Switches:
@@ -192,7 +232,8 @@ def _switches(job: ImportedJob) -> Switches:
         "loss_chunks": options.loss_chunks,
     }
     has = abilities_of(job.framework, parse_release(job.framework, job.version)).switches
-    return Switches(**{name: value for name, value in stated.items() if value in has.get(name, ())})
+    own = Switches(**{name: value for name, value in stated.items() if value in has.get(name, ())})
+    return replace(own, **job.layout.switches.stated()) if job.layout.switches else own
 
 
 def stated_layout(job: ImportedJob, model: ModelSpec | None) -> PartialLayout:
@@ -234,7 +275,7 @@ def complete_workload(
     spec = TrainingSpec(
         sequence_length=length,
         global_batch=batch,
-        precision=training.precision or Precision.BF16,
+        precision=job.precision or Precision.BF16,
         total_tokens=tokens,
         fp8_recipe=training.fp8_recipe,
         grad_bytes=training.grad_bytes,
@@ -323,6 +364,8 @@ def _stages(
     part = job.layout
     if model is None:
         return ()
+    if part.stages:
+        return part.staged(model, pp, vp, schedule)
     layers = [stage.layers for stage in part.split or ()]
     if (
         not layers
