@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from layoutopt.optimizer.ask.job import JobRequest, load_job
+from layoutopt.optimizer.ask.job import load_job
+from layoutopt.optimizer.ask.records import JobRequest
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.complete import fill_open
 from layoutopt.optimizer.interop.launch.export import export

@@ -233,7 +233,8 @@ def _switches(job: ImportedJob) -> Switches:
     }
     has = abilities_of(job.framework, parse_release(job.framework, job.version)).switches
     own = Switches(**{name: value for name, value in stated.items() if value in has.get(name, ())})
-    return replace(own, **job.layout.switches.stated()) if job.layout.switches else own
+    filled: dict[str, Any] = job.layout.switches.stated() if job.layout.switches else {}
+    return replace(own, **filled)
 
 
 def stated_layout(job: ImportedJob, model: ModelSpec | None) -> PartialLayout:
