@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from layoutopt.optimizer.specs.cluster import ClusterSpec
-    from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.vocabulary import Precision
+    from layoutopt.optimizer.specs.workload import Workload
 
 SHARES = ("50", "80", "95")
 """Percent of runs that intervals are stated for."""
@@ -65,31 +65,29 @@ def scaled(value: float, ratios: Mapping[str, Span]) -> dict[str, Span]:
 
 
 def error_band(
-    model: ModelSpec,
+    workload: Workload,
     cluster: ClusterSpec,
     precision: Precision,
     *,
     framework: Framework = Framework.ANY,
-    frozen: bool = False,
 ) -> Band:
-    """Return the error band of the family that a model on a cluster belongs to.
+    """Return the error band of the family that a workload on a cluster belongs to.
 
     Parameters
     ----------
-    model
-        Dense and mixture-of-experts models are families of their own.
+    workload
+        Dense and mixture-of-experts models are families of their own; parts that are not trained are in no measured run.
     cluster
         Its GPU's generation decides the family of a dense model.
     precision
         8-bit training on Hopper is a family of its own.
     framework
         nanotron's runs are a family of their own.
-    frozen
-        Whether parts of the model are not trained, as in no measured run.
     """
+    model = workload.model
     family = family_of(model, cluster.gpu, precision, framework).value
     families: Mapping[str, Mapping[str, float]] = bands()["families"]
-    outside = "models with frozen parts" if frozen else unmeasured(cluster)
+    outside = "models with frozen parts" if workload.training.frozen else unmeasured(cluster)
     known = family in families and not outside
     entry = families[family] if known else families[ALL]
     return Band(

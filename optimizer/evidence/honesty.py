@@ -58,8 +58,7 @@ def assess_layout(
     """Return the error band of one layout's price; None for the simple cost model, whose error is not recorded."""
     if cost is not CostKind.FULL:
         return None
-    frozen = bool(workload.training.frozen)
-    band = error_band(workload.model, cluster, layout.precision, framework=framework, frozen=frozen)
+    band = error_band(workload, cluster, layout.precision, framework=framework)
     return Honesty(
         band=band, ties=(), calibrated=calibrated_by_runs(cluster), memory=memory_ratios(framework)
     )

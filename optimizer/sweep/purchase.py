@@ -309,13 +309,7 @@ def _filled(offer: Offer, one: _Solved, machine: Machine, options: PlanOptions) 
     """Add to an offer what its size takes."""
     answer, training, cluster = one.answer, one.workload.training, one.cluster
     days = answer.expected_days or 0.0
-    band = error_band(
-        one.workload.model,
-        cluster,
-        training.precision,
-        framework=options.solve.framework,
-        frozen=bool(training.frozen),
-    )
+    band = error_band(one.workload, cluster, training.precision, framework=options.solve.framework)
     low, high = band.intervals_s(days, calibrated=calibrated_by_runs(cluster))["80"]
     gpu_hours = days * DAY_S / HOUR_S * answer.gpus
     energy_kwh = gpu_hours * gpu_power_w(cluster) / 1e3

@@ -147,8 +147,8 @@ def test_the_proven_layout_of_a_partly_frozen_model_needs_less() -> None:
 
 def test_no_measured_run_is_claimed() -> None:
     """No run of the tables freezes parts: the band is that of all kinds, and says so."""
-    model, cluster = load_workload(DENSE).model, load_cluster("h100x8")
-    bands = [error_band(model, cluster, Precision.BF16, frozen=frozen) for frozen in (False, True)]
+    cluster = load_cluster("h100x8")
+    bands = [error_band(asked(DENSE, *frozen), cluster, Precision.BF16) for frozen in ((), (FrozenPart.MLP,))]
     assert bands[0].rows > 0 and bands[1].rows == 0
     assert bands[1].outside == "models with frozen parts"
 

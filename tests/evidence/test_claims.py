@@ -97,9 +97,7 @@ def test_no_gain_no_claim() -> None:
 def test_a_gain_is_measured_against_the_band() -> None:
     """Too small to tell, plausible, or larger than what predictions of unseen runs are off by."""
     cluster = load_cluster("h100x16")
-    found = error_band(
-        load_workload("llama3-8b").model, cluster, Precision.BF16, framework=Framework.MEGATRON
-    )
+    found = error_band(load_workload("llama3-8b"), cluster, Precision.BF16, framework=Framework.MEGATRON)
     band = replace(found, indistinct=0.05, unseen_p90_ape=0.2)
     small, plausible, large = (claim_size_words(gain, band) for gain in (0.04, 0.1, 0.3))
     assert "5.0%" in small and "not distinguishable" in small

@@ -76,7 +76,7 @@ def test_families(
     model: str, cluster: str, precision: Precision, framework: Framework, family: RunFamily
 ) -> None:
     """Experts, GPU generation, precision and nanotron decide the family; every one has measured runs."""
-    found = error_band(load_workload(model).model, load_cluster(cluster), precision, framework=framework)
+    found = error_band(load_workload(model), load_cluster(cluster), precision, framework=framework)
     assert found.family == family.value
     assert found.rows > 0
     assert 0 < found.median_ape <= found.p90_ape < 1
@@ -85,7 +85,7 @@ def test_families(
 
 def test_a_family_without_runs_says_so() -> None:
     """AMD GPUs have no measured runs: no rows, and the figures of all families."""
-    found = error_band(load_workload("llama3-70b").model, load_cluster("mi300xx64"), Precision.BF16)
+    found = error_band(load_workload("llama3-70b"), load_cluster("mi300xx64"), Precision.BF16)
     assert found.rows == 0
     assert found.median_ape == bands()["families"][ALL]["median_ape"]
     assert found.ratios["80"] == tuple(intervals()["step"][ALL]["unseen"]["80"])
@@ -179,7 +179,7 @@ def test_clusters_without_a_run_say_so(cluster: str, outside: str) -> None:
         "slingshot": replace(h100, fabric=NetworkFabric.SLINGSHOT),
     }
     given = changed.get(cluster) or load_cluster(cluster if "x" in cluster else f"{cluster}x64")
-    found = error_band(load_workload("llama3-70b").model, given, Precision.BF16)
+    found = error_band(load_workload("llama3-70b"), given, Precision.BF16)
     assert found.outside == outside
     assert (found.rows == 0) == bool(outside)
     if outside:

@@ -191,7 +191,7 @@ def test_answers_carry_their_intervals() -> None:
     assert found is not None
     step_s, peak_bytes = plan.estimate.step_time_s, plan.estimate.memory.peak_bytes
     for percent in SHARES:
-        low, high = error_band(workload.model, cluster, Precision.BF16).ratios[percent]
+        low, high = error_band(workload, cluster, Precision.BF16).ratios[percent]
         assert found.intervals_s(step_s)[percent] == pytest.approx((low * step_s, high * step_s))
         low, high = memory_ratios(Framework.MEGATRON)[percent]
         assert found.intervals_bytes(peak_bytes)[percent] == pytest.approx(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,8 @@ from layoutopt.optimizer.specs.writing import require_writable, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from rich.console import RenderableType
 
     from layoutopt.optimizer.diagnose.constants import TermCalibration
     from layoutopt.optimizer.evidence.calibration import Sourced
@@ -91,13 +93,21 @@ def command(
         return _write_benchmarked(given, machine, file, output)
     found = calibrate(_cases(runs), machine, given=given)
     found = replace(found, observations=(*read, *found.observations))
-    write_file(file, calibrated_cluster_text(machine, found, name=name).encode(), key=OUTPUT)
-    if output.json:
-        print_json({"cluster": str(file), **found.provenance()})
-    else:
-        from layoutopt.optimizer.report.tables.term_calibration import calibration_tables
+    from layoutopt.optimizer.report.tables.term_calibration import calibration_tables
 
-        print_tables(calibration_tables(found))
+    text = calibrated_cluster_text(machine, found, name=name)
+    return _hand_out(file, text, found.provenance(), calibration_tables(found), output)
+
+
+def _hand_out(
+    file: Path, text: str, plain: Mapping[str, Any], tables: RenderableType, output: OutputOptions
+) -> ExitCode:
+    """Write the cluster's file, and show what was found for it."""
+    write_file(file, text.encode(), key=OUTPUT)
+    if output.json:
+        print_json({"cluster": str(file), **plain})
+    else:
+        print_tables(tables)
     note(f"wrote {file}", output)
     return ExitCode.OK
 
@@ -131,26 +141,19 @@ def _write_told(
 ) -> ExitCode:
     """Write a cluster whose constants come from profiles and benchmarks alone."""
     from layoutopt.optimizer.evidence.cluster_text import calibrated_name, cluster_text
+    from layoutopt.optimizer.report.json_forms import told_to_plain
+    from layoutopt.optimizer.report.tables.term_calibration import constants_tables
 
-    name = calibrated_name(machine)
-    text = cluster_text(machine, values, told.lines, told.observations, name=name)
-    write_file(file, text.encode(), key=OUTPUT)
-    if output.json:
-        from layoutopt.optimizer.report.json_forms import told_to_plain
-
-        print_json({"cluster": str(file), **told_to_plain(told)})
-    else:
-        from layoutopt.optimizer.report.tables.term_calibration import constants_tables
-
-        print_tables(constants_tables(told))
-    note(f"wrote {file}", output)
-    return ExitCode.OK
+    text = cluster_text(machine, values, told.lines, told.observations, name=calibrated_name(machine))
+    return _hand_out(file, text, told_to_plain(told), constants_tables(told), output)
 
 
 def _write_benchmarked(
     values: Mapping[str, Sourced], machine: ClusterSpec, file: Path, output: OutputOptions
 ) -> ExitCode:
     """Write a cluster whose constants come from benchmarks of collectives alone."""
+    from rich.text import Text
+
     from layoutopt.optimizer.evidence.cluster_text import calibrated_name, cluster_text
     from layoutopt.optimizer.evidence.parameters import check_values
     from layoutopt.optimizer.report.json_forms import to_plain
@@ -161,17 +164,8 @@ def _write_benchmarked(
         )
     check_values({name: entry.value for name, entry in values.items()})
     lines = [f"{name} = {entry.value:.4g}: {entry.source}" for name, entry in sorted(values.items())]
-    write_file(
-        file, cluster_text(machine, values, lines, (), name=calibrated_name(machine)).encode(), key=OUTPUT
-    )
-    if output.json:
-        print_json({"cluster": str(file), "values": to_plain(values)})
-    else:
-        from rich.text import Text
-
-        print_tables(Text("\n".join(lines)))
-    note(f"wrote {file}", output)
-    return ExitCode.OK
+    text = cluster_text(machine, values, lines, (), name=calibrated_name(machine))
+    return _hand_out(file, text, {"values": to_plain(values)}, Text("\n".join(lines)), output)
 
 
 def _cases(runs: Sequence[MeasuredRun]) -> list[Case]:

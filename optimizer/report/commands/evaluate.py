@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from layoutopt.optimizer.report.commands.exit_code import ExitCode
+from layoutopt.optimizer.report.commands.exit_code import OF_VERDICT, ExitCode
 from layoutopt.optimizer.report.commands.options import (
     DemandChoices,
     FrameworkOptions,
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.ask.records import RunChoices
     from layoutopt.optimizer.report.commands.question import JobChoices
     from layoutopt.optimizer.solve.plan import Judgement
-
-CODES = {
-    "fits": ExitCode.OK,
-    "borderline": ExitCode.OK,
-    "does_not_fit": ExitCode.REJECTED,
-    "invalid": ExitCode.REJECTED,
-}
 
 
 @click.command()
@@ -71,7 +64,7 @@ def command(
             gpu_hour_cost=demands.gpu_hour_cost,
         )
     _print(judgement, job, trainer, output)
-    return CODES[judgement.verdict.value]
+    return OF_VERDICT[judgement.verdict.value]
 
 
 def _print(judgement: Judgement, job: Job, trainer: FrameworkOptions, output: OutputOptions) -> None:

@@ -18,3 +18,17 @@ class ExitCode(IntEnum):
     INTERNAL = 70
     INTERRUPTED = 130
     BROKEN_PIPE = 141
+
+
+OF_VERDICT = {
+    "fits": ExitCode.OK,
+    "borderline": ExitCode.OK,
+    "does_not_fit": ExitCode.REJECTED,
+    "invalid": ExitCode.REJECTED,
+}
+OF_STATUS = {
+    "optimal": ExitCode.OK,
+    "within_gap": ExitCode.OK,
+    "stopped": ExitCode.STOPPED,
+    "infeasible": ExitCode.REJECTED,
+}

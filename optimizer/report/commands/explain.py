@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from layoutopt.optimizer.report.commands.exit_code import ExitCode
+from layoutopt.optimizer.report.commands.exit_code import OF_VERDICT, ExitCode
 from layoutopt.optimizer.report.commands.options import (
     FrameworkOptions,
     OutputOptions,
@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.report.commands.question import JobChoices
     from layoutopt.optimizer.solve.explain.records import Explanation, WhyNot
     from layoutopt.optimizer.solve.plan import SolveOptions
-
-CODES = {
-    "fits": ExitCode.OK,
-    "borderline": ExitCode.OK,
-    "does_not_fit": ExitCode.REJECTED,
-    "invalid": ExitCode.REJECTED,
-}
 
 
 @click.command()
@@ -66,7 +59,7 @@ def command(
     explanation = _explain(job, options, output, compare=not no_compare)
     answers = [_wish(job, values, options, explanation) for values in fixed]
     _print(explanation, answers, job, output)
-    return CODES[explanation.judgement.verdict.value]
+    return OF_VERDICT[explanation.judgement.verdict.value]
 
 
 def _options(job: Job, trainer: FrameworkOptions) -> SolveOptions:

@@ -16,7 +16,7 @@ from layoutopt.optimizer.report.commands.inputs import named
 from layoutopt.optimizer.report.commands.options import OUTPUT, OutputOptions, SpaceCommand
 from layoutopt.optimizer.report.commands.paths import require_no_input
 from layoutopt.optimizer.report.commands.question import QuestionChoices, question_options
-from layoutopt.optimizer.report.commands.searching import solve_watched
+from layoutopt.optimizer.report.commands.searching import print_none, solve_watched
 from layoutopt.optimizer.report.commands.values import Whole
 from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 from layoutopt.optimizer.specs.errors import input_error
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.evidence.case import Case
     from layoutopt.optimizer.evidence.next_runs import NextRuns
-    from layoutopt.optimizer.solve.plan import Plan, SolveOptions
+    from layoutopt.optimizer.solve.plan import SolveOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
 
 LAYOUTS = 10
@@ -70,7 +70,7 @@ def command(
         plan = solve_watched(workload, machine, options, output)
     found = next_runs(plan, workload, machine, options, budget=budget, measured=runs, readings=readings)
     if found is None:
-        return _print_none(plan, output)
+        return print_none(plan, output)
     if folder is not None:
         _write(found, options, folder, output)
     judged = assess_layout(
@@ -141,17 +141,6 @@ def _reading(text: str) -> tuple[int, float] | None:
             f"{seconds[:60]!r} is no step time", "seconds above 0, e.g. 1=7.9", key="--measured"
         )
     return int(place) - 1, value
-
-
-def _print_none(plan: Plan, output: OutputOptions) -> ExitCode:
-    why = plan.infeasibility.message if plan.infeasibility else "stopped before a layout was found"
-    if output.json:
-        print_json({"status": plan.status.value, "reasons": [why]})
-    else:
-        from rich.text import Text
-
-        print_tables(Text(why))
-    return ExitCode.REJECTED if plan.infeasibility else ExitCode.STOPPED
 
 
 def _write(found: NextRuns, options: SolveOptions, folder: Path, output: OutputOptions) -> None:

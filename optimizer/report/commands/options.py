@@ -132,10 +132,12 @@ def grouped(name: str, record: type[_Record], *options: Decorator) -> Decorator:
         @wraps(command)
         def collect(**given: Any) -> Any:
             """Pass the options' values on as one record."""
-            values = {key: given.pop(key) for key in names}
+            # Fields without an option keep their defaults: reading a foreign file asks for a few of a run alone.
+            values = {key: given.pop(key) for key in names if key in given}
             return command(**given, **{name: record(**values)})
 
         decorated: Command = collect
+        # As decorators apply from the last line up: --help lists options in the order of the call.
         for option in reversed(options):
             decorated = option(decorated)
         return decorated
@@ -144,6 +146,7 @@ def grouped(name: str, record: type[_Record], *options: Decorator) -> Decorator:
 
 
 def _remember_verbose(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    # The error handler stands outside of the command, whose arguments it never sees.
     if value:
         ctx.ensure_object(Settings).verbose = True
     return value
@@ -170,21 +173,7 @@ _READING = (
 """What a foreign file does not say itself."""
 
 
-def reading_options(command: Command) -> Command:
-    """Add these options and pass their values as ``RunChoices``, named ``reading``."""
-
-    @wraps(command)
-    def collect(**given: Any) -> Any:
-        """Pass the options of reading on as one record."""
-        names = ("settings", "arguments", "function", "recipe_file", "strict")
-        values = {name: given.pop(name) for name in names}
-        return command(**given, reading=RunChoices(**values))
-
-    decorated: Command = collect
-    for option in reversed(_READING):
-        decorated = option(decorated)
-    return decorated
-
+reading_options = grouped("reading", RunChoices, *_READING)
 
 workload_options = grouped(
     "asked",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from layoutopt.optimizer.report.commands.values import param_key
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def keeps_inputs(command: Callable[..., Any]) -> Callable[..., Any]:
             path = ctx.params.get(param.name or "")
             if not isinstance(param.type, WrittenFile) or path is None or _is_stream(path):
                 continue
-            key = _key(param)
+            key = param_key(param)
             require_no_input(path, key=key)
             for other, name in written:
                 if _same(path, other):
@@ -86,7 +87,7 @@ def _inputs(ctx: click.Context) -> Iterator[tuple[str, Path]]:
             for text in {str(value), str(value).rpartition("=")[2]}:
                 # folders are looked into where profiles are meant; a model's holds more than its configuration
                 if _is_file(text) or (isinstance(value, Path) and Path(text).is_dir()):
-                    yield _key(param), Path(text)
+                    yield param_key(param), Path(text)
 
 
 def _is_stream(path: Path) -> bool:
@@ -100,14 +101,6 @@ def _values(value: object) -> Iterator[str | Path]:
             yield from _values(one)
     elif isinstance(value, str | Path):
         yield value
-
-
-def _key(param: click.Parameter) -> str:
-    return (
-        max(param.opts, key=len)
-        if isinstance(param, click.Option)
-        else param.human_readable_name.strip("[].")
-    )
 
 
 def _is_file(text: str) -> bool:

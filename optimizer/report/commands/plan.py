@@ -20,7 +20,7 @@ from layoutopt.optimizer.report.commands.options import (
 )
 from layoutopt.optimizer.report.commands.paths import WRITTEN
 from layoutopt.optimizer.report.commands.question import QuestionChoices, question_options
-from layoutopt.optimizer.report.commands.searching import solve_watched
+from layoutopt.optimizer.report.commands.searching import print_none, solve_watched
 from layoutopt.optimizer.report.commands.values import Number, Share
 from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 from layoutopt.optimizer.specs.writing import require_writable, write_json
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.plan.options import PlanOptions
     from layoutopt.optimizer.plan.training_plan import TrainingPlan
-    from layoutopt.optimizer.solve.plan import Plan
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.vocabulary import Precision
@@ -127,7 +126,12 @@ def command(
     plan = solve_watched(phase_workloads(workload)[0][1], machine, options.solve, output)
     extra = _size_questions(workload, question.cluster, questions, options)
     if plan.layout is None:
-        return _print_none(plan, extra, drawing, output)
+        # Questions about other sizes have answers all the same.
+        code = print_none(
+            plan, output, {part.key: part.plain for part in extra}, [part.table for part in extra]
+        )
+        draw_solve(plan, drawing, output)
+        return code
     options, told = _with_error(options, error, plan.layout.precision, workload, machine)
     training = make_training_plan(workload, machine, plan, options)
     extra = told + extra + _machine_questions(training, workload, machine, questions, options)
@@ -149,27 +153,12 @@ def _with_error(
         return replace(options, relative_error=stated), []
     if options.solve.cost is not CostKind.FULL:
         return options, []
-    frozen = bool(workload.training.frozen)
-    band = error_band(workload.model, cluster, precision, framework=options.solve.framework, frozen=frozen)
+    band = error_band(workload, cluster, precision, framework=options.solve.framework)
     calibrated = calibrated_by_runs(cluster)
     table = range_section(band, calibrated=calibrated)
     return replace(options, step_ratios=band.seen_ratios if calibrated else band.ratios), [
         _Extra(key="error_band", plain=to_plain(band), table=table)
     ]
-
-
-def _print_none(plan: Plan, extra: list[_Extra], drawing: DrawingOptions, output: OutputOptions) -> ExitCode:
-    """Say why there is no plan; questions about other sizes are answered all the same."""
-    why = plan.infeasibility.message if plan.infeasibility else "stopped before a layout was found"
-    if output.json:
-        print_json({"status": plan.status.value, "reasons": [why]} | {part.key: part.plain for part in extra})
-    else:
-        from rich.console import Group
-        from rich.text import Text
-
-        print_tables(Group(Text(why), *(part.table for part in extra)))
-    draw_solve(plan, drawing, output)
-    return ExitCode.REJECTED if plan.infeasibility else ExitCode.STOPPED
 
 
 def _print_plan(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from functools import wraps
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +18,7 @@ from layoutopt.optimizer.report.commands.options import (
     cluster_argument,
     demand_options,
     framework_options,
+    grouped,
     model_argument,
     output_options,
     search_options,
@@ -27,8 +27,6 @@ from layoutopt.optimizer.report.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from layoutopt.optimizer.ask.records import RunChoices
     from layoutopt.optimizer.solve.plan import SolveOptions
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -59,26 +57,12 @@ class QuestionChoices:
         )
 
 
-_PARTS = (
+question_options = grouped(
+    "question", QuestionChoices,
+    # Each part has become one record when this one collects them.
     model_argument, cluster_argument, workload_options, framework_options, space_options, demand_options, search_options,
     output_options,
 )  # fmt: skip
-
-
-def question_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments and options of a question, whose record is passed as ``question``."""
-    names = [field.name for field in fields(QuestionChoices)]
-
-    @wraps(command)
-    def collect(**given: Any) -> Any:
-        """Pass the parts of a question on as one record."""
-        parts = {name: given.pop(name) for name in names}
-        return command(**given, question=QuestionChoices(**parts))
-
-    decorated: Callable[..., Any] = collect
-    for part in reversed(_PARTS):
-        decorated = part(decorated)
-    return decorated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +76,8 @@ class JobChoices:
     where: str | None
 
 
-_OPTIONS = (
+job_arguments = grouped(
+    "given", JobChoices,
     click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model),
     click.argument("cluster", metavar="[CLUSTER]", required=False, shell_complete=complete_cluster),
     click.option(
@@ -107,18 +92,3 @@ _OPTIONS = (
         "--cluster", "where", metavar="CLUSTER", shell_complete=complete_cluster, help="The cluster, beside --from."
     ),
 )  # fmt: skip
-
-
-def job_arguments(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments and pass them as one ``JobChoices``, named ``given``."""
-
-    @wraps(command)
-    def collect(**values: Any) -> Any:
-        """Pass the job's options on as one record."""
-        choices = {name: values.pop(name) for name in JobChoices.__slots__}
-        return command(**values, given=JobChoices(**choices))
-
-    decorated: Callable[..., Any] = collect
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
-    return decorated

@@ -8,12 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from layoutopt.optimizer.report.terminal import note
+from layoutopt.optimizer.report.commands.exit_code import OF_STATUS
+from layoutopt.optimizer.report.terminal import note, print_json, print_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import FrameType, TracebackType
 
+    from rich.console import RenderableType
+
+    from layoutopt.optimizer.report.commands.exit_code import ExitCode
     from layoutopt.optimizer.report.commands.options import OutputOptions
     from layoutopt.optimizer.solve.plan import Plan, SolveOptions
     from layoutopt.optimizer.solve.search.result import Progress
@@ -51,6 +55,24 @@ def solve_watched(
         )
 
 
+def print_none(
+    plan: Plan,
+    output: OutputOptions,
+    more: Mapping[str, Any] | None = None,
+    tables: Sequence[RenderableType] = (),
+) -> ExitCode:
+    """Say why a search has no layout, with what was answered all the same: ``more`` as JSON, ``tables`` for people."""
+    why = plan.infeasibility.message if plan.infeasibility else "stopped before a layout was found"
+    if output.json:
+        print_json({"status": plan.status.value, "reasons": [why], **(more or {})})
+    else:
+        from rich.console import Group
+        from rich.text import Text
+
+        print_tables(Group(Text(why), *tables))
+    return OF_STATUS[plan.status.value]
+
+
 class Interrupt:
     """A context in which Ctrl-C sets a flag once; ``on_first`` is called then. Outside the main thread it does nothing."""
 
@@ -64,6 +86,7 @@ class Interrupt:
         return self._asked
 
     def __enter__(self) -> Self:
+        # Python sets handlers in the main thread alone; a notebook's or a server's worker searches without one.
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._handle)
         return self
@@ -76,6 +99,7 @@ class Interrupt:
             self._before = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        # Between two looks at the flag whole tables are priced: whoever presses twice does not wait for that.
         if self._asked:
             raise KeyboardInterrupt
         self._asked = True

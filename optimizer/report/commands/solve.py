@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from layoutopt.optimizer.report.commands.drawing import draw_solve, require_drawing
-from layoutopt.optimizer.report.commands.exit_code import ExitCode
+from layoutopt.optimizer.report.commands.exit_code import OF_STATUS, ExitCode
 from layoutopt.optimizer.report.commands.inputs import named
 from layoutopt.optimizer.report.commands.objective_options import (
     FailureChoices,
@@ -44,13 +44,6 @@ if TYPE_CHECKING:
 
 ROBUST_TOP = 12
 """Layouts compared by --robust at least: the search solves as many runners-up."""
-
-CODES = {
-    "optimal": ExitCode.OK,
-    "within_gap": ExitCode.OK,
-    "stopped": ExitCode.STOPPED,
-    "infeasible": ExitCode.REJECTED,
-}
 
 
 @click.command(cls=SpaceCommand)
@@ -109,16 +102,16 @@ def command(
     _print_plan(plan, workload, machine, options, output, honesty, file)
     draw_solve(plan, drawing, output)
     unproven = any(one is not None and not one.proven for one in (plan.then, plan.outcome))
-    return ExitCode.STOPPED if unproven else CODES[plan.status.value]
+    # A second goal or objective that was cut short is no proof of its answer, whatever the step time's status.
+    return ExitCode.STOPPED if unproven else OF_STATUS[plan.status.value]
 
 
 def with_band(options: SolveOptions, workload: Workload, cluster: ClusterSpec) -> SolveOptions:
     """Ask for every layout family that the model can't tell from the fastest, not only for the nearest."""
     from layoutopt.optimizer.evidence.band import error_band
 
-    precision = workload.training.precision
-    frozen = bool(workload.training.frozen)
-    band = error_band(workload.model, cluster, precision, framework=options.framework, frozen=frozen)
+    band = error_band(workload, cluster, workload.training.precision, framework=options.framework)
+    # Layouts between the usual 2% and the band would else be left out, and the fastest called the only choice.
     near = None if options.near is None else max(options.near, band.indistinct)
     return replace(options, top=max(options.top, ROBUST_TOP), near=near)
 

@@ -35,12 +35,13 @@ def near_hint(text: str, known: Iterable[str]) -> str:
 
 def option_problem(param: click.Parameter | None, what: str, allowed: str) -> InputError:
     """Build the error of one option's value."""
-    key = (
-        max(param.opts, key=len)
-        if isinstance(param, click.Option)
-        else (param.human_readable_name if param else "")
-    )
-    return InputError(Problem(what=what, allowed=allowed, key=key))
+    return InputError(Problem(what=what, allowed=allowed, key=param_key(param) if param else ""))
+
+
+def param_key(param: click.Parameter) -> str:
+    """Return what messages call an option or argument: the long of an option's names, an argument without its brackets."""
+    option = isinstance(param, click.Option)
+    return max(param.opts, key=len) if option else param.human_readable_name.strip("[].")
 
 
 class Word(Value):

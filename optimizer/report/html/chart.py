@@ -18,6 +18,9 @@ Figure = dict[str, Any]
 Swatch = tuple[str, str]
 """A legend's entry: words and the name of a colour."""
 
+BAR_ROW_PX = 42
+"""Height of one horizontal bar with its name above it."""
+
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
 
 
@@ -66,6 +69,7 @@ def render(chart: Chart, prefix: str = "") -> Markup:
 def _drawing(chart: Chart) -> Markup:
     if isinstance(chart.drawing, Markup):
         return element("div", chart.drawing, class_="drawing", role="img", aria_label=chart.description)
+    # The place is as high as the drawing from the start: what stands below does not jump when the script draws.
     height = chart.drawing["layout"]["height"]
     place = element(
         "div",
@@ -81,6 +85,7 @@ def _drawing(chart: Chart) -> Markup:
 
 def embedded_json(value: object) -> Markup:
     """Write JSON that can stand inside a script element, whatever texts it holds."""
+    # A name with "</script>" in it would end the element, and the rest of the JSON would be markup.
     plain = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return Markup(plain.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
@@ -114,6 +119,7 @@ def layout(height: int, *, x: Figure, y: Figure, **more: Any) -> Figure:
     return {
         "height": height,
         "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        # Transparent, so that the page's own colour shows in both themes.
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": FONT, "size": 12, "color": variable("ink")},
@@ -132,3 +138,46 @@ def layout(height: int, *, x: Figure, y: Figure, **more: Any) -> Figure:
 def label(words: str, **more: Any) -> Figure:
     """Return a label without an arrow; ``more`` places it."""
     return {"text": words, "showarrow": False, "font": {"color": variable("ink")}} | more
+
+
+def named_bars(
+    names: Sequence[str],
+    values: Sequence[float],
+    colours: Sequence[str],
+    title: str,
+    *,
+    starts: Sequence[float] | None = None,
+) -> Figure:
+    """Return horizontal bars with a name above each, from the top; ``starts`` are where they begin, else at 0.
+
+    ``names``, ``values``, ``colours`` and ``starts`` are (bars,).
+    """
+    rows = list(range(len(names)))
+    bars: Figure = {
+        "type": "bar",
+        "orientation": "h",
+        "y": rows,
+        "x": list(values),
+        "width": 0.42,
+        "marker": {"color": [variable(colour) for colour in colours]},
+        "hoverinfo": "skip",
+    }
+    # Beside their bars names would take half of a phone's width.
+    labels = [above(name, row) for row, name in enumerate(names)]
+    return {
+        "data": [bars | ({} if starts is None else {"base": list(starts)})],
+        "layout": layout(
+            BAR_ROW_PX * len(rows) + 50,
+            x=axis(title, rangemode="tozero", nticks=6),
+            # Downwards, with room for the first name above the first bar.
+            y=axis(range=[len(rows) - 0.6, -0.85], visible=False),
+            annotations=labels,
+        ),
+    }
+
+
+def above(words: str, row: int, *, shift_px: int = 8) -> Figure:
+    """Return a label over the start of a horizontal bar."""
+    return label(
+        words, x=0, y=row, xanchor="left", yanchor="bottom", yshift=shift_px, xshift=-2, align="left"
+    )

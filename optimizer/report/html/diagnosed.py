@@ -10,7 +10,7 @@ from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis, answers_of_
 from layoutopt.optimizer.diagnose.parts import Activity
 from layoutopt.optimizer.diagnose.timeline import tracks
 from layoutopt.optimizer.diagnose.unexplained import without_cause
-from layoutopt.optimizer.report.html.chart import Chart, Figure, Section, axis, label, layout, render
+from layoutopt.optimizer.report.html.chart import Chart, Figure, Section, axis, layout, named_bars, render
 from layoutopt.optimizer.report.html.markup import Markup, Table, bullets, element, joined
 from layoutopt.optimizer.report.html.page import page, tiles
 from layoutopt.optimizer.report.html.palette import variable
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
     from layoutopt.optimizer.diagnose.difference import Compared, StepDifference
 
-ROW_PX = 44
 LEAST_SHARE = 0.002
 """Terms below this share of the step are in the tables only."""
 
@@ -141,30 +140,16 @@ def _waterfall(apart: StepDifference[Any], steps: Sequence[tuple[str, float]]) -
     signs = ["", *("+" if gap_s > 0 else "-" for _, gap_s in steps), ""]
     at = apart.predicted_s
     for words, gap_s in steps:
+        # A bar has no direction: of a shorter term it starts where the sum ends, and the sign is in its name.
         rows.append((words, min(at, at + gap_s), abs(gap_s), "red" if gap_s > 0 else "green"))
         at += gap_s
     rows.append(("measured", 0.0, apart.measured_s, "blue"))
-    places = list(range(len(rows)))
-    bars = {
-        "type": "bar", "orientation": "h", "y": places, "base": [row[1] for row in rows], "x": [row[2] for row in rows],
-        "width": 0.42, "marker": {"color": [variable(row[3]) for row in rows]}, "hoverinfo": "skip",
-    }  # fmt: skip
-    labels = [
-        label(
-            f"{words}  <b>{sign}{format_seconds(size)}</b>", x=0, y=place, xanchor="left", yanchor="bottom", yshift=8,
-            xshift=-2, align="left",
-        )
-        for place, (words, _, size, _), sign in zip(places, rows, signs, strict=True)
-    ]  # fmt: skip
-    return {
-        "data": [bars],
-        "layout": layout(
-            ROW_PX * len(rows) + 50,
-            x=axis("seconds", rangemode="tozero", nticks=6),
-            y=axis(range=[len(rows) - 0.6, -0.8], visible=False),
-            annotations=labels,
-        ),
-    }
+    names = [
+        f"{words}  <b>{sign}{format_seconds(size)}</b>"
+        for (words, _, size, _), sign in zip(rows, signs, strict=True)
+    ]
+    _, starts, sizes, hues = zip(*rows, strict=True)
+    return named_bars(names, sizes, hues, "seconds", starts=starts)
 
 
 RANK_PARTS = (

@@ -63,6 +63,7 @@ def _wall_panel(plan: TrainingPlan, left: float, right: float) -> Markup:
     """Draw a bar for each way to save checkpoints, and the deciles of simulated runs."""
     runs = plan.faults.simulated_with_error
     longest = max(schedule.wall_s for schedule in plan.faults.schedules) / DAY_S
+    # The slowest tenth of simulated runs is longer than any mean.
     longest = max(longest, runs.p90_s / DAY_S if runs else 0.0)
     x = Scale(low=0.0, high=longest, start=left, end=right)
     base = PANEL_TOP + PANEL_HEIGHT
@@ -175,6 +176,7 @@ def _frame(x: Scale, y: Scale) -> Markup:
 
 
 def _diagonal(x: Scale, y: Scale, factor: float, dashes: str | None) -> Markup:
+    # Cut to the square on both axes: a line above the diagonal leaves it at the top, one below at the side.
     first, last = max(x.low, x.low / factor), min(x.high, x.high / factor)
     ends = [(x(value), y(value * factor)) for value in (first, last)]
     return stroke(ends, "line", stroke_width=1.0, stroke_dasharray=dashes)
@@ -256,6 +258,7 @@ def _panel(
     value: Callable[[Row], float],
 ) -> Markup:
     along = found.values
+    # A single size stands in the middle, where its own value alone would give an axis of no extent.
     pad = sqrt(1.1) if along[0] < along[-1] else 2.0
     x = Scale(low=along[0] / pad, high=along[-1] * pad, start=left, end=right, logarithmic=True)
     below = [(position, short(position)) for position in spaced(along, 8)]
@@ -276,6 +279,7 @@ def _perfect(found: DrawnLines, x: Scale, y: Scale) -> Markup:
     if ends is None:
         return Markup()
     (few, slow), (many, fast) = ends
+    # The line keeps its slope, 1 on these axes, and ends at the panel's floor.
     if fast < y.low:
         many, fast = many * fast / y.low, y.low
     line = stroke([(x(few), y(slow)), (x(many), y(fast))], "line", stroke_width=1.5, stroke_dasharray="6 4")

@@ -58,6 +58,7 @@ def memory_message(memory: MemoryEstimate) -> str:
     emptiest = min(memory.stages, key=lambda stage: stage.total_bytes)
     share = fullest.total_bytes / memory.capacity_bytes
     words = f"{fullest.total_bytes / GB:.1f} of {memory.capacity_bytes / GB:.1f} GB usable ({share:.0%})"
+    # Ranks within half a percent are no difference to name.
     if emptiest.total_bytes > 0.995 * fullest.total_bytes:
         return f"Every rank takes {words}." if len(memory.stages) > 1 else f"Tensors take {words}."
     least = f"{emptiest.total_bytes / GB:.1f} GB"
@@ -80,12 +81,14 @@ def _figure(memory: MemoryEstimate, ranks: list[dict[str, float]], used: list[st
     ]
     capacity = memory.capacity_bytes / GB
     top = max(capacity, *(sum(rank.values()) / GB for rank in ranks))
+    # Between few ranks plotly would set ticks at halves.
     ticks = {"dtick": 1} if len(ranks) <= 12 else {}
     return {
         "data": bars,
         "layout": layout(
             340,
             x=axis("pipeline rank", showgrid=False, range=[-0.6, len(ranks) - 0.4], **ticks),
+            # The capacity's label stands on its line, which may be the top.
             y=axis("GB per GPU", range=[0, top * 1.1]),
             barmode="stack",
             bargap=0.12,

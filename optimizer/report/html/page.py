@@ -44,6 +44,7 @@ def page(title: str, subtitle: str, lead: Sequence[Markup], sections: Iterable[S
     Raises ``InputError`` when the plotting library is not installed.
     """
     drawn = [_section(section) for section in sections]
+    # It is nearly all of a page's megabytes.
     library = Markup(plotting_library() if any("data-figure" in section for section in drawn) else "")
     head = [
         element("meta", charset="utf-8"),

@@ -53,6 +53,7 @@ def solve_picture(plan: Plan) -> str:
         f"{question.workload.model.name} on {question.cluster.gpu_count:,} x {question.cluster.gpu.name}: "
         f"{format_seconds(estimate.step_time_s)} per step, MFU {estimate.mfu_causal:.1%} (causal)"
     )
+    # Both panels grow with the parts of the step, so that no label is cut off.
     rows = sum(value >= SHOWN_SHARE * estimate.step_time_s for _, _, value in step_parts(estimate))
     height = max(PANEL_HEIGHT, ROW_PX * rows)
     head = heading(title, asked, *wrapped(layout_text(plan.layout)))
@@ -82,6 +83,7 @@ def step_panel(estimate: Estimate, left: float, right: float, height: float) -> 
     shown = [part for part in step_parts(estimate) if part[2] >= SHOWN_SHARE * step]
     longest = max(value for _, _, value in shown)
     scale = Scale(low=0.0, high=longest, start=left, end=right)
+    # A few parts stand together instead of being spread over the panel.
     row_px = min(height / len(shown), MAX_ROW_PX)
     parts = [words("Where the step time goes", left, PANEL_TOP - 6, size=TEXT_PX, bold=True)]
     for index, (name, component, value) in enumerate(shown):
@@ -103,6 +105,7 @@ def memory_panel(memory: MemoryEstimate, left: float, right: float, height: floa
     y = Scale(low=0.0, high=top, start=base, end=PANEL_TOP + 62)
     x = Scale(low=-0.5, high=len(ranks) - 0.5, start=left + 34, end=right)
     shown = [(value, f"{value:g}") for value in ticks(0.0, top)]
+    # More than a dozen numbers run into each other.
     every = max(1, -(-len(ranks) // 12))
     parts = [
         words("Memory of each pipeline rank", left, PANEL_TOP - 6, size=TEXT_PX, bold=True),

@@ -40,6 +40,7 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 def find_renderer() -> str | None:
     """Return what can draw a PNG here: a browser's path, ``kaleido``, or None."""
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    # Kaleido is called through plotly.
     installed = find_spec("plotly") is not None and find_spec("kaleido") is not None
     return browser or (KALEIDO if installed else None)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.report.html.chart import Chart, Figure, axis, layout
 from layoutopt.optimizer.report.html.markup import Table
 from layoutopt.optimizer.report.html.palette import variable
-from layoutopt.optimizer.report.html.series import UNPROVEN, nice_values, short, spaced
+from layoutopt.optimizer.report.html.series import UNPROVEN, log_axis, nice_values
 from layoutopt.optimizer.specs.units import format_seconds
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ def _trace(line: DrawnLine, along: str, value: Value, hover: str) -> Figure:
         "mode": "lines+markers",
         "name": line.name,
         "x": [row[along] for row in line.rows],
+        # Digits that no pixel shows would only make the page larger.
         "y": [float(f"{value(row):.6g}") for row in line.rows],
         "line": {"color": variable(line.colour), "width": 2, "dash": line.dash},
         "marker": {"symbol": symbols, "size": 8, "color": variable(line.colour)},
@@ -175,6 +176,7 @@ def perfect_scaling(found: DrawnLines) -> tuple[tuple[float, float], tuple[float
     None where the sizes don't vary.
     """
     values = found.values
+    # Only more GPUs promise a step that is as many times shorter; a larger batch does more work.
     if found.along != "gpus" or len(values) < 2:
         return None
     start_s = min(step_time_s(row) for row in _answered(found) if row["gpus"] == values[0])
@@ -182,12 +184,8 @@ def perfect_scaling(found: DrawnLines) -> tuple[tuple[float, float], tuple[float
 
 
 def _figure(found: DrawnLines, traces: list[Figure], y: Figure) -> Figure:
-    values = found.values
-    shown = spaced(values, 8)
     name = found.unit if found.along == "gpus" else f"{found.quantity}, {found.unit}"
-    x = axis(
-        name, type="log", showgrid=False, tickangle=0, tickvals=shown, ticktext=[short(n) for n in shown]
-    )
+    x = log_axis(name, found.values, 8)
     return {"data": traces, "layout": layout(HEIGHT, x=x, y=y, hovermode="x unified")}
 
 

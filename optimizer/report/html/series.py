@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.report.html.chart import axis
 from layoutopt.optimizer.report.html.palette import SERIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from layoutopt.optimizer.report.html.chart import Figure
     from layoutopt.optimizer.sweep.rows import Row
 
 ALONG = {
@@ -82,6 +84,7 @@ def _lines(model: str, rows: Sequence[Row]) -> DrawnLines:
             name=name or model,
             rows=tuple(sorted(members, key=lambda row: float(row[along]))),
             colour=SERIES[index % len(SERIES)],
+            # Hues first: a dash tells lines apart only where the hues are used up.
             dash=DASHES[index // len(SERIES) % len(DASHES)],
             symbol=SYMBOLS[index % len(SYMBOLS)],
         )
@@ -119,6 +122,14 @@ def spaced(values: Sequence[float], count: int) -> list[float]:
         if value / kept[-1] >= gap and values[-1] / value >= gap:
             kept.append(value)
     return [*kept, values[-1]]
+
+
+def log_axis(title: str, values: Sequence[float], count: int) -> Figure:
+    """Return a logarithmic axis with about ``count`` ticks at some of ascending ``values``: sizes that were solved."""
+    shown = spaced(values, count)
+    return axis(
+        title, type="log", showgrid=False, tickangle=0, tickvals=shown, ticktext=[short(one) for one in shown]
+    )
 
 
 def nice_values(low: float, high: float) -> list[float]:

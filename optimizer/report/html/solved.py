@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.evidence.honesty import assess
 from layoutopt.optimizer.report.html.chart import Chart, Figure, Section, axis, label, layout, render
 from layoutopt.optimizer.report.html.markup import Markup, Table, bullets, element, facts, joined, table
 from layoutopt.optimizer.report.html.memory import memory_chart
@@ -51,8 +52,9 @@ def solve_page(plan: Plan, step: DrawnStep | None = None) -> str:
     title = f"{workload.model.name} on {cluster.gpu_count:,} x {cluster.gpu.name}"
     framework = question.options.framework.value
     asked = facts(header_pairs(workload, cluster, framework))
-    lead = [status_line(plan), *_key_numbers(plan, question), asked]
-    return page(title, run_words(workload, framework), lead, plan_sections(plan, question, step))
+    honesty = assess(plan, workload, cluster, question.options)
+    lead = [status_line(plan), *_key_numbers(plan, honesty), asked]
+    return page(title, run_words(workload, framework), lead, _sections(plan, question, honesty, step))
 
 
 def status_line(plan: Plan) -> Markup:
@@ -72,13 +74,12 @@ def status_line(plan: Plan) -> Markup:
     )
 
 
-def _key_numbers(plan: Plan, question: Question) -> list[Markup]:
+def _key_numbers(plan: Plan, honesty: Honesty | None) -> list[Markup]:
     estimate = plan.estimate
     if estimate is None:
         return []
     memory = estimate.memory
     share = memory.peak_bytes / memory.capacity_bytes
-    honesty = _honesty(plan, question)
     interval = interval_words(estimate, honesty) if honesty else ""
     return [
         tiles(
@@ -95,16 +96,20 @@ def _key_numbers(plan: Plan, question: Question) -> list[Markup]:
     ]
 
 
-def plan_sections(
-    plan: Plan, question: Question, step: DrawnStep | None = None, *, key: str = ""
-) -> Iterator[Section]:
+def plan_sections(plan: Plan, question: Question, *, key: str = "") -> Iterator[Section]:
     """Yield what a page says of a plan, or why there is none; ``key`` keeps the charts of several plans apart."""
+    honesty = assess(plan, question.workload, question.cluster, question.options)
+    return _sections(plan, question, honesty, key=key)
+
+
+def _sections(
+    plan: Plan, question: Question, honesty: Honesty | None, step: DrawnStep | None = None, *, key: str = ""
+) -> Iterator[Section]:
     if plan.infeasibility is not None:
         yield Section(title="Why nothing fits", blocks=_why_not(plan.infeasibility))
     if plan.layout is not None and plan.estimate is not None:
         yield Section(title="Layout", blocks=_layout_blocks(plan.layout, plan.estimate, question, key))
         yield from _price_sections(plan, plan.layout, plan.estimate, question, step, key)
-    honesty = _honesty(plan, question)
     if honesty is not None:
         yield Section(title="How sure", blocks=[bullets(band_lines(honesty.band))])
     notes = plan_notes(plan, question.cluster)
@@ -112,12 +117,6 @@ def plan_sections(
         yield Section(title="Notes", blocks=[bullets(notes)])
     if plan.layout is not None or plan.infeasibility is None:
         yield Section(title="Proof", blocks=[facts(proof_pairs(plan))])
-
-
-def _honesty(plan: Plan, question: Question) -> Honesty | None:
-    from layoutopt.optimizer.evidence.honesty import assess
-
-    return assess(plan, question.workload, question.cluster, question.options)
 
 
 def _why_not(found: Infeasibility) -> list[Markup]:
@@ -193,6 +192,7 @@ def _figure(plan: Plan, best: Estimate, estimates: list[Estimate], names: list[s
     steps = [one.step_time_s for one in estimates]
     capacity = best.memory.capacity_bytes / GB
     floor = min(steps) if plan.bound_s is None else min(plan.bound_s, *steps)
+    # Near-ties may be equally fast and equally large: the axes need an extent all the same.
     room = max(max(steps) - floor, 0.004 * floor) * 0.18
     span = max(capacity - min(memory), 0.02 * capacity)
     points = {

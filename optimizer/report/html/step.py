@@ -9,9 +9,8 @@ from layoutopt.optimizer.cost.components import TRAFFIC, Component, Group, in_gr
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.orders import HopOverlap, Pipeline
 from layoutopt.optimizer.cost.stage_work import stage_works
-from layoutopt.optimizer.report.html.chart import Chart, Figure, axis, label, layout
+from layoutopt.optimizer.report.html.chart import Chart, Figure, named_bars
 from layoutopt.optimizer.report.html.markup import Table
-from layoutopt.optimizer.report.html.palette import variable
 from layoutopt.optimizer.simulate.engine import simulate
 from layoutopt.optimizer.simulate.layouts import overlap_of, stage_work
 from layoutopt.optimizer.specs.errors import InputError
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.solve.inputs import Question
     from layoutopt.optimizer.specs.layout import Layout
 
-
-ROW_PX = 40
-"""Height of one bar with its label above it."""
 
 SHOWN_SHARE = 1e-4
 """Components below this share of the step are in the table only."""
@@ -76,33 +72,13 @@ def _listed(words: list[str]) -> str:
 
 def _figure(estimate: Estimate, parts: list[tuple[Component, str, float]]) -> Figure:
     shown = [part for part in parts if part[2] >= SHOWN_SHARE * estimate.step_time_s]
-    rows = list(range(len(shown)))
-    bars = {
-        "type": "bar",
-        "orientation": "h",
-        "y": rows,
-        "x": [value for _, _, value in shown],
-        "width": 0.42,
-        "marker": {"color": [variable(name.record.hue) for name, _, _ in shown]},
-        "hoverinfo": "skip",
-    }
-    # Names stand above their bars: beside them they would take half of a phone's width.
-    labels = [
-        label(
-            f"{words}  <b>{format_seconds(value)}</b>  {value / estimate.step_time_s:.1%}",
-            x=0, y=row, xanchor="left", yanchor="bottom", yshift=8, xshift=-2, align="left",
-        )
-        for row, (_, words, value) in zip(rows, shown, strict=True)
-    ]  # fmt: skip
-    return {
-        "data": [bars],
-        "layout": layout(
-            ROW_PX * len(shown) + 50,
-            x=axis("seconds", rangemode="tozero", nticks=6),
-            y=axis(range=[len(shown) - 0.6, -0.8], visible=False),
-            annotations=labels,
-        ),
-    }
+    names = [
+        f"{words}  <b>{format_seconds(value)}</b>  {value / estimate.step_time_s:.1%}"
+        for _, words, value in shown
+    ]
+    return named_bars(
+        names, [value for _, _, value in shown], [name.record.hue for name, _, _ in shown], "seconds"
+    )
 
 
 MAX_OPERATIONS = 40_000
@@ -157,6 +133,7 @@ def drawn_pipeline(layout: Layout) -> Pipeline | None:
     """Return the pipeline with as many micro-batches as can be drawn; None without one, or where none runs."""
     if layout.pp == 1:
         return None
+    # A forward and a backward of every chunk on every rank.
     per_micro_batch = 2 * layout.pp * layout.vp
     most = max(MAX_OPERATIONS // per_micro_batch // layout.pp, FILLING) * layout.pp
     # A multiple of the ranks suits every schedule; where the whole step is short enough it is drawn as it is.
@@ -164,6 +141,6 @@ def drawn_pipeline(layout: Layout) -> Pipeline | None:
         if count <= min(most, layout.micro_batches):
             try:
                 return Pipeline(schedule=layout.schedule, pp=layout.pp, vp=layout.vp, micro_batches=count)
-            except InputError:
+            except InputError:  # the schedule does not run with so many
                 continue
     return None

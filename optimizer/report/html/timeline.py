@@ -152,6 +152,7 @@ def _phases(result: SimulationResult) -> dict[str, list[Span]]:
 
 def _phase_masks(forward: FloatArray, backward: FloatArray, weight: FloatArray) -> dict[str, BoolArray]:
     """Name each moment by what the rank does around it; it idles where it is busy for less than a tenth of the time."""
+    # Five moments wide, so that passes in turn are one stretch of both and not a comb of single ones.
     around = [np.convolve(part, np.ones(5), mode="same") > 0.05 for part in (forward, backward)]
     busy = np.convolve(forward + backward + weight, np.ones(3) / 3, mode="same") >= 0.1
     both = busy & around[0] & around[1]
@@ -171,6 +172,7 @@ def _busy(start: FloatArray, end: FloatArray, mask: BoolArray, width: float) -> 
     start, end = start[order], end[order]
     done = np.concatenate([[0.0], np.cumsum(end - start)])
     index = np.searchsorted(end, edges)
+    # What an edge cuts counts up to the edge; behind the last operation there is nothing to cut.
     partial = np.where(index < len(start), np.maximum(edges - np.append(start, np.inf)[index], 0.0), 0.0)
     busy: FloatArray = np.diff(done[index] + partial) / width
     return busy
@@ -198,6 +200,7 @@ def _figure(
         return {"data": data, "layout": layout(height, x=time, y=rows, hovermode=False, meta={"zoom": True})}
     data += [_trace(name, spans, "2", gaps=True) for name, spans in close.items() if spans]
     total = 2 * height
+    # Both parts get rows of equal height, what is left parts them and holds an axis.
     share = row_px * pp / (total - 50)
     return {
         "data": data,
@@ -217,6 +220,7 @@ def _trace(name: str, spans: Iterable[Span], number: str, *, gaps: bool) -> Figu
     """Draw stretches as one filled path, each a rectangle; ``gaps`` parts those that touch by a thin line."""
     x: list[float | None] = []
     y: list[float | None] = []
+    # One path instead of a shape for each: a step that is not crowded may have thousands of operations.
     for rank, start, end, share in spans:
         left, right = float(f"{start:.{DIGITS}g}"), float(f"{end:.{DIGITS}g}")
         low, high = round(rank - HALF_ROW * share, 3), round(rank + HALF_ROW * share, 3)

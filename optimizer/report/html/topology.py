@@ -66,7 +66,7 @@ def placed_levels(chosen: Layout, cluster: ClusterSpec) -> tuple[PlacedLevel, ..
     levels = topology_table(cluster, load_links(cluster.calibration, alone=True), groups=[(1, 1)]).levels
     degrees = {name: np.array([getattr(chosen, name)]) for name in ("tp", "cp", "pp", "dp", "ep", "etp")}
     groups = mesh_groups(chosen.mesh_order, **degrees)
-    axes = [name for name in shown_axes(chosen)]
+    axes = shown_axes(chosen)
     fewest = {
         axis: [int(getattr(groups, axis).members_within(level.gpus)[0]) for level in levels] for axis in axes
     }

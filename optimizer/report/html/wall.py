@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.report.html.chart import Chart, Figure, axis, label, layout
+from layoutopt.optimizer.report.html.chart import Chart, Figure, above, axis, layout, named_bars
 from layoutopt.optimizer.report.html.markup import Table
 from layoutopt.optimizer.report.html.palette import WALL, variable
-from layoutopt.optimizer.report.html.series import short, spaced
+from layoutopt.optimizer.report.html.series import log_axis
 from layoutopt.optimizer.report.tables.sweep import NAMES
 from layoutopt.optimizer.report.tables.training import GOODPUT_COLUMNS, goodput_rows, schedule_rows
 from layoutopt.optimizer.specs.units import DAY_S
@@ -28,6 +28,7 @@ def wall_days(schedule: CheckpointSchedule, work_days: float) -> dict[str, float
 
     The exact loss divides as the first-order waste does.
     """
+    # The exact loss is more than the sum of the first-order shares: failures strike checkpoints and restarts too.
     lost = schedule.wall_s / DAY_S - work_days
     waste = schedule.waste
     parts = {"checkpoints": waste.checkpoint, "lost work": waste.lost_work, "restarts": waste.restart}
@@ -87,12 +88,13 @@ def _wall_figure(plan: TrainingPlan) -> Figure:
         for name, colour in WALL.items()
     ]
     names = [
-        label(
+        above(
             f"{schedule.mode.value}  <b>{schedule.wall_s / DAY_S:,.1f} days</b>  goodput {schedule.goodput:.1%}",
-            x=0, y=row, xanchor="left", yanchor="bottom", yshift=12, xshift=-2,
+            row,
+            shift_px=12,
         )
         for row, schedule in enumerate(schedules)
-    ]  # fmt: skip
+    ]
     spread = _spread(plan, len(schedules))
     rows = len(schedules) + bool(spread)
     return {
@@ -133,7 +135,7 @@ def _spread_label(plan: TrainingPlan, row: int) -> list[Figure]:
         return []
     p10, p50, p90 = (value / DAY_S for value in (runs.p10_s, runs.p50_s, runs.p90_s))
     words = f"simulated  <b>{p10:,.1f} to {p90:,.1f} days</b>  P50 {p50:,.1f}"
-    return [label(words, x=0, y=row, xanchor="left", yanchor="bottom", yshift=8, xshift=-2)]
+    return [above(words, row)]
 
 
 def goodput_chart(faults: FaultPlan, gpus: int) -> Chart:
@@ -174,10 +176,7 @@ def _goodput_figure(faults: FaultPlan, gpus: int) -> Figure:
         },
         "hovertemplate": "%{x:,} GPUs: %{y:.1f}%<extra></extra>",
     }
-    shown = spaced([point.gpus for point in points], 5)
-    x = axis(
-        "GPUs", type="log", showgrid=False, tickangle=0, tickvals=shown, ticktext=[short(n) for n in shown]
-    )
+    x = log_axis("GPUs", [point.gpus for point in points], 5)
     return {"data": [line], "layout": layout(280, x=x, y=axis("useful time, %", range=[0, 102]))}
 
 
@@ -193,63 +192,32 @@ def recipe_chart(phase: PhasePlan) -> Chart | None:
         title="Optimum and rule of thumb",
         message=message,
         description=f"Two horizontal bars, days of the run without failures. {message}",
-        drawing=_bars(["optimum", "rule of thumb"], days, ["blue", "grey"], "days", "{:,.1f} days"),
-    )
-
-
-def _bars(
-    names: Sequence[str], values: Sequence[float], colours: Sequence[str], title: str, form: str
-) -> Figure:
-    """Draw a few horizontal bars, each with its name and value above it."""
-    rows = list(range(len(names)))
-    bars = {
-        "type": "bar",
-        "orientation": "h",
-        "y": rows,
-        "x": [round(value, 4) for value in values],
-        "width": 0.45,
-        "marker": {"color": [variable(colour) for colour in colours]},
-        "hoverinfo": "skip",
-    }
-    labels = [
-        label(
-            f"{name}  <b>{form.format(value)}</b>",
-            x=0,
-            y=row,
-            xanchor="left",
-            yanchor="bottom",
-            yshift=9,
-            xshift=-2,
-        )
-        for row, name, value in zip(rows, names, values, strict=True)
-    ]
-    return {
-        "data": [bars],
-        "layout": layout(
-            42 * len(rows) + 50,
-            x=axis(title, rangemode="tozero"),
-            y=axis(range=[len(rows) - 0.6, -0.85], visible=False),
-            annotations=labels,
+        drawing=named_bars(
+            [f"optimum  <b>{days[0]:,.1f} days</b>", f"rule of thumb  <b>{days[1]:,.1f} days</b>"],
+            days,
+            ["blue", "grey"],
+            "days",
         ),
-    }
+    )
 
 
 def marginal_chart(values: Sequence[MarginalValue]) -> Chart:
     """Draw what more of each resource would save."""
     ranked = sorted(values, key=lambda value: -value.saved)
     names = [f"{value.more:+.0%} {NAMES[value.resource]}" for value in ranked]
+    # Each machine is solved by itself: within the solver's rounding a better one may come out slower, and a bar has no sign.
+    saved = [100 * max(value.saved, 0.0) for value in ranked]
     best = f"{names[0]} would save {ranked[0].saved:.1%} of the step, the most."
     return Chart(
         key="marginal",
         title="What a better machine would save",
         message=best,
         description=f"Horizontal bars: percent of the step time saved by more of each resource. {best}",
-        drawing=_bars(
-            names,
-            [100 * max(value.saved, 0.0) for value in ranked],
+        drawing=named_bars(
+            [f"{name}  <b>{share:.2f}%</b>" for name, share in zip(names, saved, strict=True)],
+            saved,
             ["blue"] * len(ranked),
             "% of the step saved",
-            "{:.2f}%",
         ),
         note="Solved again with each.",
     )
@@ -276,10 +244,7 @@ def sizes_chart(answers: Sequence[SizeAnswer]) -> Chart:
         [f"{gpus:,}", f"{days:,.2f}", "-" if answer.cost is None else f"{answer.cost:,.0f}"]
         for gpus, days, answer in fitting
     ]
-    shown = spaced([gpus for gpus, _, _ in fitting], 6)
-    x = axis(
-        "GPUs", type="log", showgrid=False, tickangle=0, tickvals=shown, ticktext=[short(n) for n in shown]
-    )
+    x = log_axis("GPUs", [gpus for gpus, _, _ in fitting], 6)
     return Chart(
         key="sizes",
         title="Days by cluster size",

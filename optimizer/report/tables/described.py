@@ -130,8 +130,7 @@ def _clusters(rows: tuple[ClusterRow, ...]) -> Table:
             str(row.gpus_per_node),
             str(row.nvlink_domain),
             f"{row.nics_per_node} x {format_rate(8 * row.nic_bytes_per_s, 'bit/s')}",
-            ", ".join(row.levels)
-            + (f" {format_oversubscription(row.oversubscription)}" if row.oversubscription > 1 else ""),
+            _levels(row),
         )
         for row in rows
     ]

@@ -73,11 +73,7 @@ def sure_lines(asked: Iterable[tuple[Workload, ClusterSpec, Precision]], framewo
     lines = [
         line
         for workload, cluster, precision in asked
-        for line in brief_lines(
-            error_band(
-                workload.model, cluster, precision, framework=framework, frozen=bool(workload.training.frozen)
-            )
-        )
+        for line in brief_lines(error_band(workload, cluster, precision, framework=framework))
     ]
     return list(dict.fromkeys(lines))
 
