@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.diagnose.parts import Activity, Phase
+from layoutopt.optimizer.specs.document import packaged
 from layoutopt.optimizer.specs.vocabulary import Axis
 
 if TYPE_CHECKING:
@@ -28,17 +28,8 @@ class KernelKind:
 
 
 @cache
-def _table() -> Mapping[str, Any]:
-    import yaml
-
-    text = resources.files("layoutopt.optimizer.diagnose").joinpath("kernels.yaml").read_text("utf-8")
-    found: Mapping[str, Any] = yaml.safe_load(text)
-    return found
-
-
-@cache
 def _patterns(table: str) -> tuple[tuple[re.Pattern[str], Mapping[str, str]], ...]:
-    return tuple((re.compile(entry["pattern"]), entry) for entry in _table()[table])
+    return tuple((re.compile(entry["pattern"]), entry) for entry in packaged("diagnose", "kernels")[table])
 
 
 def _first(table: str, name: str) -> Mapping[str, str] | None:

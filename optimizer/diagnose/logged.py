@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
-from importlib import resources
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.kernel_times import stage_times
 from layoutopt.optimizer.diagnose.difference import Compared, StepDifference, share_of
+from layoutopt.optimizer.specs.document import packaged
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.units import counted
 
@@ -215,12 +214,8 @@ def _in_pass(passed: PassTimes, component: Component) -> float:
     return passed.host_s if component is Component.HOST else passed.traffic_s.get(component, 0.0)
 
 
-@cache
 def _table() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    import yaml
-
-    text = resources.files("layoutopt.optimizer.diagnose").joinpath("timers.yaml").read_text("utf-8")
-    found: Mapping[str, Any] = yaml.safe_load(text)
+    found: Mapping[str, Any] = packaged("diagnose", "timers")
     return found
 
 

@@ -76,6 +76,7 @@ def _entry(entry: object, key: str, file: str) -> Assumption | Problem:
         return Problem(
             what="set or why is empty", allowed="columns with values, a reason", key=key, file=file
         )
+    # A row without its model, GPU or trainer is no run: such cells can't be assumed.
     unknown = [name for name in cells if name not in COLUMNS or COLUMNS[name].required]
     if unknown:
         return Problem(
@@ -88,6 +89,7 @@ def _entry(entry: object, key: str, file: str) -> Assumption | Problem:
 
 
 def _cell(value: object) -> str:
+    # YAML's yes and no are the table's 1 and 0.
     return str(int(value)) if isinstance(value, bool) else str(value).strip()
 
 

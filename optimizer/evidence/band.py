@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.evidence.cases import family_of
 from layoutopt.optimizer.evidence.predict import TIME_SCALE
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.specs.document import plain_yaml
+from layoutopt.optimizer.specs.document import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,6 +86,7 @@ def error_band(
     family = family_of(model, cluster.gpu, precision, framework).value
     families: Mapping[str, Mapping[str, float]] = bands()["families"]
     outside = "models with frozen parts" if workload.training.frozen else unmeasured(cluster)
+    # A family's runs say nothing of a GPU or fabric that none of them had, so that its narrower figures would be a boast.
     known = family in families and not outside
     entry = families[family] if known else families[ALL]
     return Band(
@@ -135,6 +134,7 @@ def unmeasured(cluster: ClusterSpec) -> str:
         return f"GPU {cluster.gpu.name}"
     if cluster.gpu_count <= cluster.gpus_per_node:
         return ""
+    # Node size decides which traffic leaves the node, the fabric what it meets there: either may be new beside known chips.
     if cluster.gpus_per_node not in {run["gpus_per_node"] for run in own}:
         return f"nodes of {cluster.gpus_per_node} {cluster.gpu.name}"
     generation = cluster.gpu.generation.name
@@ -144,16 +144,11 @@ def unmeasured(cluster: ClusterSpec) -> str:
 
 def bands() -> Mapping[str, Any]:
     """Read the package's table: families, indistinct distances, spread of constants."""
-    return _table("bands")
+    table: Mapping[str, Any] = packaged("evidence", "bands")
+    return table
 
 
 def intervals() -> Mapping[str, Any]:
     """Read the package's table of measured over predicted: step times by family, memory by trainer."""
-    return _table("intervals")
-
-
-@cache
-def _table(name: str) -> Mapping[str, Any]:
-    path = resources.files("layoutopt.optimizer.evidence").joinpath(f"{name}.yaml")
-    table: Mapping[str, Any] = plain_yaml(path.read_text(encoding="utf-8"))
+    table: Mapping[str, Any] = packaged("evidence", "intervals")
     return table

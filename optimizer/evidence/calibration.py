@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -70,9 +70,7 @@ class Calibration:
     def provenance(self) -> dict[str, Any]:
         """Return what the values rest on, in plain form for the cluster file."""
         return {
-            "values": {
-                name: {"value": entry.value, "source": entry.source} for name, entry in self.values.items()
-            },
+            "values": {name: asdict(entry) for name, entry in self.values.items()},
             "runs": [
                 {
                     "id": run.case.run.id,
@@ -90,15 +88,6 @@ class Calibration:
                 "mape_after": self.after.mape,
                 "left_out_log_error": self.left_out,
             },
-            "tried": [
-                {
-                    "name": trial.name,
-                    "value": trial.value,
-                    "left_out_without": trial.left_out_without,
-                    "left_out_with": trial.left_out_with,
-                    "accepted": trial.accepted,
-                }
-                for trial in self.trials
-            ],
+            "tried": [asdict(trial) for trial in self.trials],
             "warnings": list(self.warnings),
         }

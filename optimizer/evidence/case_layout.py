@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.schedules import SCHEDULES
@@ -13,7 +12,7 @@ from layoutopt.optimizer.frameworks.record import TrainerFamily
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.space.stage_splits import nanotron_counts
 from layoutopt.optimizer.space.stages import kinds_of, model_order
-from layoutopt.optimizer.specs.document import plain_yaml
+from layoutopt.optimizer.specs.document import packaged
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Layout, Recompute, VirtualStage
 from layoutopt.optimizer.specs.layout_string import StageItems, parse_layout_string
@@ -59,10 +58,12 @@ def stages_of(
     import numpy as np
 
     pp = run.pp or 1
+    # nanotron weighs blocks itself, so that even its layers that divide are not split evenly.
     if framework is Framework.NANOTRON and run.stage_split is None:
         items = _items(nanotron_counts(model, pp), 0)
     else:
         items = split_of(run, framework, layers=model.layers, mtp=model.mtp_layers, stages=pp * vp)
+    # Splits are written in the model's order, stages stand chunk by chunk: in a V schedule the two differ.
     order = model_order(pp, vp, schedule)
     counts = np.array([item.layers for item in items], dtype=np.int64)
     listed = np.empty_like(counts)
@@ -102,6 +103,7 @@ def split_of(
     if stated and stated != ENDS_AS_LAYERS:
         return _stated(stated, layers=layers, mtp=mtp, stages=stages)
     counts = _even(layers, stages) if stated is None else None
+    # Where the row says so, ends as layers come before even stages, else after them.
     counts = counts or _with_ends(layers, stages) or _even(layers, stages)
     if counts:
         return _items(counts, mtp)
@@ -119,6 +121,7 @@ def _stated(text: str, *, layers: int, mtp: int, stages: int) -> tuple[StageItem
         raise SkipRow(f"stage split has {len(items)} stages, pp*vp is {stages}")
     if sum(item.layers for item in items) != layers:
         raise SkipRow(f"stage split has {sum(item.layers for item in items)} layers, the model {layers}")
+    # Counts of layers have no word for prediction layers, which trainers keep with the head.
     if mtp and not any(item.mtp for item in items):
         return _items([item.layers for item in items], mtp)
     if sum(item.mtp for item in items) != mtp:
@@ -173,8 +176,7 @@ def _from_the_front(layers: int, stages: int) -> list[int]:
 
 @cache
 def _recipes() -> dict[tuple[Framework, int, int], str]:
-    text = resources.files("layoutopt.optimizer.evidence").joinpath("splits.yaml").read_text(encoding="utf-8")
-    entries: list[dict[str, Any]] = plain_yaml(text)
+    entries: list[dict[str, Any]] = packaged("evidence", "splits")
     return {
         (Framework(name), entry["layers"], stages): layout
         for entry in entries
@@ -220,12 +222,14 @@ def check_degrees(run: MeasuredRun) -> None:
     for column in ("tp", "pp", "dp"):
         if getattr(run, column) is None:
             raise SkipRow(f"{column} not stated")
+    # With one stage there is nothing to cut into chunks.
     if run.pp != 1 and run.vp is None:
         raise SkipRow("vp not stated, and pp > 1")
     if run.micro_batch is None:
         raise SkipRow("micro-batch not stated")
     if run.global_batch is None:
         raise SkipRow("global batch not stated")
+    # ep and etp lie inside dp, cp and tp: they take no GPUs of their own.
     product = (run.tp or 1) * (run.cp or 1) * (run.pp or 1) * (run.dp or 1)
     if product != run.n_gpus:
         factors = f"tp {run.tp} x cp {run.cp or 1} x pp {run.pp} x dp {run.dp}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, lru_cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.hardware import EIGHT_BIT, HOPPER
@@ -24,6 +23,7 @@ from layoutopt.optimizer.evidence.notes import read_notes
 from layoutopt.optimizer.evidence.recipes import with_recipe
 from layoutopt.optimizer.frameworks.preset import EpOverlap
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.specs.document import packaged
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.reference_fabric import reference_levels
 from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher, NetworkFabric, Precision
@@ -72,6 +72,7 @@ def cluster_of(run: MeasuredRun) -> ClusterSpec:
     domain = _domain(gpu, per_node, count)
     levels = reference_levels(replace(gpu, nvlink_domain=domain, gpus_per_node=per_node), count)
     nic = fabric.nic_bytes_per_s
+    # Sources state a node's network, not its NICs: one for each GPU is the usual reading, and sums are right in any case.
     if run.internode_gbps is not None:
         nic = run.internode_gbps * _GBIT_BYTES / per_node
     return replace(
@@ -88,6 +89,7 @@ def cluster_of(run: MeasuredRun) -> ClusterSpec:
 
 
 def _domain(gpu: GpuSpec, per_node: int, count: int) -> int:
+    # Cards bridged in pairs, or not at all, stay so, whatever the node; NVLink of a node grows and shrinks with the node.
     if gpu.nvlink_domain < gpu.gpus_per_node:
         return gpu.nvlink_domain
     if gpu.nvlink_domain == gpu.gpus_per_node:
@@ -105,14 +107,8 @@ def _published(run: MeasuredRun) -> tuple[NetworkFabric | None, float, dict[str,
     return fabric, sum(float(entry.get("crossing_latency", 0.0)) for entry in entries), own
 
 
-@cache
 def _fabrics() -> tuple[Mapping[str, Any], ...]:
-    import yaml
-
-    text = (
-        resources.files("layoutopt.optimizer.evidence").joinpath("fabrics.yaml").read_text(encoding="utf-8")
-    )
-    return tuple(yaml.safe_load(text))
+    return tuple(packaged("evidence", "fabrics"))
 
 
 @lru_cache(maxsize=256)
@@ -173,6 +169,7 @@ def _overlaps(run: MeasuredRun) -> dict[str, Any]:
         switches["tp_overlap"] = run.tp_overlap
     if run.dp_overlap is not None:
         switches |= {"dp_overlap": run.dp_overlap, "param_overlap": run.dp_overlap}
+    # DualPipe overlaps expert traffic by its order of operations, which the schedule prices.
     if run.ep_overlap is not None and run.schedule != "dualpipe":
         switches["ep_overlap"] = EpOverlap.BATCH if run.ep_overlap else EpOverlap.NONE
     return switches
@@ -199,6 +196,7 @@ def _dtypes(run: MeasuredRun, facts: NoteFacts, framework: Framework) -> dict[st
     if run.grad_dtype is not None:
         size = _bytes(run.grad_dtype, "gradient")
         switches |= {"grad_bytes": size, "grad_comm_bytes": size}
+        # It accumulates in 32 bits beside 16-bit gradients, where others hold one buffer of the stated format.
         if size == 4 and framework is Framework.MEGATRON_DEEPSPEED:
             switches["grad_bytes"] = ACCUMULATED_GRAD_BYTES
     if facts.fp32_reduction:
@@ -223,12 +221,7 @@ def release_of(run: MeasuredRun) -> str | None:
 
 @cache
 def _releases() -> tuple[tuple[str, str], ...]:
-    import yaml
-
-    text = (
-        resources.files("layoutopt.optimizer.evidence").joinpath("releases.yaml").read_text(encoding="utf-8")
-    )
-    return tuple((entry["phrase"], entry["software"]) for entry in yaml.safe_load(text))
+    return tuple((entry["phrase"], entry["software"]) for entry in packaged("evidence", "releases"))
 
 
 GIB_PER_GB = 2**30 / 1e9
@@ -268,6 +261,8 @@ def build_case(
 def _case(
     run: MeasuredRun, assumptions: Sequence[Assumption], stand_ins: Mapping[str, Framework] | None
 ) -> Case:
+    # In order of trust: the row's cells and notes, the degrees that follow from them, the publication's recipe, and then
+    # what somebody assumes.
     noted, noticed = read_notes(run)
     read, facts = with_recipe(with_derived_dp(noted), noticed)
     stated, assumed = assume(read, assumptions)
@@ -277,6 +272,7 @@ def _case(
     framework, stands_in = framework_of(stated, stand_ins)
     check_degrees(stated)
     filled, unstated = _defaults(stated, framework)
+    # 32 bits are priced as 16 on a machine of half the rates: one set of formulas, and the row is marked.
     wide = wide_precisions().get((filled.precision or "").lower())
     if wide is not None:
         filled = replace(filled, precision=Precision.BF16.value)
@@ -306,6 +302,7 @@ def _case(
         switches=switches,
         unstated=unstated,
         assumed=guessed,
+        # By what the source says: cells that were assumed make no row complete.
         complete=_complete(read),
         memory_gb=_memory_gb(stated, facts),
         memory_known=_memory_known(stated) and wide is None,
@@ -369,6 +366,7 @@ def _memory_gb(run: MeasuredRun, facts: NoteFacts) -> float | None:
 
 def family_of(model: ModelSpec, gpu: GpuSpec, precision: Precision, framework: Framework) -> RunFamily:
     """Return the family of a row: MoE on any GPU, dense by GPU generation and precision, nanotron apart."""
+    # One publication's, and more than any other's: in a family of others they would be its figure.
     if framework is Framework.NANOTRON:
         return RunFamily.NANOTRON
     if model.is_moe:

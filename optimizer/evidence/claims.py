@@ -37,6 +37,7 @@ class Carrier:
 def carriers(faster: Mapping[Component, float], slower: Mapping[Component, float]) -> tuple[Carrier, ...]:
     """Return the components that carry the difference of two breakdowns, largest first; none where there is none."""
     whole = sum(slower.values()) - sum(faster.values())
+    # Of equal or slower layouts nothing is claimed, and shares of a difference of 0 mean nothing.
     if whole <= 0:
         return ()
     tested: Mapping[str, int] = bands()["tested"]

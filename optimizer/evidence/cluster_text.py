@@ -48,6 +48,7 @@ def cluster_text(
 ) -> str:
     """Write a cluster file with constants, what was observed with them and, in comments, what they rest on."""
     data = {"name": name, **cluster_mapping(cluster)}
+    # In one mapping with what the cluster stated before: a file that calibrate wrote can be calibrated again.
     kept = {key: value for key, value in cluster.calibration.items() if key not in values}
     stated = {key: {"value": entry.value, "source": entry.source} for key, entry in sorted(values.items())}
     data["calibration"] = {**kept, **stated}

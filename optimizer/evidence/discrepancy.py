@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from layoutopt.optimizer.cost.components import TRAFFIC, Component
-from layoutopt.optimizer.specs.document import plain_yaml
+from layoutopt.optimizer.specs.document import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +39,7 @@ class Discrepancy:
 
     def covariance(self, breakdowns: Sequence[Mapping[Component, float]]) -> FloatArray:
         """Return the covariance of layouts' log step times by these errors, (n, n)."""
+        # Layouts of equal shares move together, and their order is as sure as their own errors leave it.
         loadings = np.stack([self.loadings(one) for one in breakdowns])
         return loadings @ loadings.T + self.layout**2 * np.eye(len(loadings))
 
@@ -73,5 +73,4 @@ def by_component(shares: Mapping[str, float]) -> dict[Component, float]:
 @cache
 def discrepancy() -> Discrepancy:
     """Read the package's figures (``benchmarks/next_runs.py`` writes them)."""
-    path = resources.files("layoutopt.optimizer.evidence").joinpath("discrepancy.yaml")
-    return Discrepancy(**plain_yaml(path.read_text(encoding="utf-8")))
+    return Discrepancy(**packaged("evidence", "discrepancy"))

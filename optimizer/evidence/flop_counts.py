@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.flops import model_flops_per_token
-from layoutopt.optimizer.specs.document import plain_yaml
+from layoutopt.optimizer.specs.document import packaged
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.evidence.run import MeasuredRun
@@ -20,8 +18,11 @@ DERIVED = "tflops_gpu"
 
 def is_recounted(run: MeasuredRun) -> bool:
     """Whether a row's seconds were derived by the whole attention square where its publication counts half of it."""
+    # Seconds that the source states itself are right by any count.
     derived = run.measured_from == DERIVED and run.measured_step_s is not None
-    return derived and any(phrase in (run.source or "") for phrase in _phrases())
+    return derived and any(
+        entry["phrase"] in (run.source or "") for entry in packaged("evidence", "flop_counts")
+    )
 
 
 def recounted(run: MeasuredRun, model: ModelSpec, sequence_length: float) -> MeasuredRun:
@@ -30,13 +31,3 @@ def recounted(run: MeasuredRun, model: ModelSpec, sequence_length: float) -> Mea
         return run
     half, whole = (model_flops_per_token(model, sequence_length, causal=causal) for causal in (True, False))
     return replace(run, measured_step_s=run.measured_step_s * half / whole)
-
-
-@cache
-def _phrases() -> tuple[str, ...]:
-    text = (
-        resources.files("layoutopt.optimizer.evidence")
-        .joinpath("flop_counts.yaml")
-        .read_text(encoding="utf-8")
-    )
-    return tuple(entry["phrase"] for entry in plain_yaml(text))

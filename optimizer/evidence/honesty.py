@@ -73,6 +73,7 @@ def assess(
     alone = assess_layout(plan.layout, workload, cluster, framework=options.framework, cost=options.cost)
     if alone is None:
         return None
+    # Only where it is asked for: it prices every near-tie under four times as many sets of constants.
     choice = choose_robust(plan, workload, cluster, options, alone.band) if robust else None
     risk = choice_risk(plan, workload, cluster, options)
     return replace(alone, ties=find_ties(plan, alone.band), robust=choice, choice=risk)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from math import ceil
 from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.metrics import ErrorSummary, relative_error, summarize
-from layoutopt.optimizer.specs.document import plain_yaml
+from layoutopt.optimizer.specs.document import packaged
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.vocabulary import Verdict
 
@@ -70,6 +69,7 @@ def verdict_of(prediction: Prediction) -> Verdict:
 
 def compare_memory(pairs: Sequence[tuple[Case, Prediction]]) -> MemoryReport:
     """Compare peaks of rows that report one, and verdicts of all rows that state what decides memory."""
+    # A verdict on assumed cells would judge the assumption.
     judged = [(case, prediction) for case, prediction in pairs if case.memory_known and not case.assumed]
     died = [pair for pair in judged if pair[0].run.oom]
     ran = [pair for pair in judged if not pair[0].run.oom]
@@ -97,6 +97,7 @@ def _row(case: Case, prediction: Prediction) -> MemoryRow:
         "allocated": prediction.allocated_bytes,
         "reserved": prediction.reserved_bytes,
         "nvidia-smi": prediction.device_bytes,
+        # It lies between the other two, so that the guess is off by least.
         NOT_STATED: prediction.reserved_bytes,
     }
     return MemoryRow(
@@ -119,12 +120,7 @@ LEAST_RISK = 1e-6
 @cache
 def peak_ratios() -> tuple[float, ...]:
     """Return measured over predicted peaks of allocated memory, in order, of runs that state all that decides them."""
-    text = (
-        resources.files("layoutopt.optimizer.evidence")
-        .joinpath("peak_ratios.yaml")
-        .read_text(encoding="utf-8")
-    )
-    return tuple(sorted(map(float, plain_yaml(text)["ratios"])))
+    return tuple(sorted(map(float, packaged("evidence", "peak_ratios")["ratios"])))
 
 
 def reserve_of_risk(risk: float) -> float:
@@ -139,6 +135,7 @@ def reserve_of_risk(risk: float) -> float:
             f"{risk:.3g} is no chance", f"{LEAST_RISK:g} up to below 1, e.g. 1%", key="oom_risk"
         )
     ratios = peak_ratios()
+    # Ranks hold of any distribution but end at the largest ratio seen; the normal tail goes on beyond it.
     place = min(max(ceil((len(ratios) + 1) * (1 - risk)), 1), len(ratios))
     normal = NormalDist(fmean(ratios), stdev(ratios)).inv_cdf(1 - risk)
     return max(1 - 1 / max(ratios[place - 1], normal), 0.0)

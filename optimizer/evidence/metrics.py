@@ -104,6 +104,7 @@ class RankingSummary:
 def rank_group(group: RankedGroup) -> GroupRanking:
     """Compare the predicted with the measured order of a group's layouts."""
     measured, predicted = group.measured_s, group.predicted_s
+    # Closer pairs are in the order in which their noise fell.
     pairs = [(i, j) for i, j in combinations(range(len(measured)), 2) if is_clear(measured[i], measured[j])]
     best = min(measured)
     # Ties in their order in the table, so that the figure is the same in every run.
@@ -156,6 +157,7 @@ def summarize_ranking(groups: Sequence[GroupRanking]) -> RankingSummary:
     """Average over groups; pairs are pooled over all groups."""
     ranked = [group for group in groups if group.layouts >= SMALLEST_GROUP]
     taus = [group.kendall_tau for group in ranked if group.kendall_tau is not None]
+    # Pooled, or a group with a single clear pair would count as much as one with a hundred.
     pairs = sum(group.clear_pairs for group in ranked)
     return RankingSummary(
         groups=len(ranked),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.evidence.case import SkipRow
 from layoutopt.optimizer.frameworks.registry import find_framework, framework_named
+from layoutopt.optimizer.specs.document import packaged
 from layoutopt.optimizer.specs.errors import InputError, input_error
 from layoutopt.optimizer.specs.vocabulary import Precision
 
@@ -43,14 +43,8 @@ class WidePrecision:
     source: str
 
 
-@cache
 def _table() -> Mapping[str, Any]:
-    import yaml
-
-    text = (
-        resources.files("layoutopt.optimizer.evidence").joinpath("nearest.yaml").read_text(encoding="utf-8")
-    )
-    table: Mapping[str, Any] = yaml.safe_load(text)
+    table: Mapping[str, Any] = packaged("evidence", "nearest")
     return table
 
 
@@ -86,6 +80,7 @@ def parse_stand_ins(texts: Iterable[str]) -> dict[str, Framework]:
     found: dict[str, Framework] = {}
     for text in texts:
         name, preset = text.removeprefix(PREFIX).split("=", 1)
+        # A trainer with a preset is priced by it: a stand-in would silently win over what is known.
         if not name.strip() or find_framework(name.strip()):
             what = "names no trainer" if not name.strip() else f"{name.strip()!r} has a preset of its own"
             raise input_error(

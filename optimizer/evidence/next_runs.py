@@ -167,6 +167,7 @@ def next_runs(
     estimates = (plan.estimate, *(one.estimate for one in plan.alternatives))
     jobs = [ProbeJob(workload=workload, cluster=cluster, layout=layout) for layout in layouts]
     probes = [*_runs(jobs, estimates), *_proxies(jobs, options), *_benchmarks(jobs, estimates, options)]
+    # Unconditioned draws: runs of before and new ones condition the items below, together with the errors beside constants.
     draws = draw_posterior(cluster, samples=samples, seed=options.seed, after_runs=False)
     runs = _observed(measured, cluster)
     for one in runs:
@@ -209,6 +210,7 @@ def _suggested(belief: Belief, probes: Sequence[Probe], chosen: Sequence[int]) -
     """Yield the probes in order, each with what it adds to those before it, which read what was expected."""
     before = 0.0
     for place, item in enumerate(chosen):
+        # Of all so far together: two readings share what both tell, and their gains do not add up.
         worth = belief.gain(chosen[: place + 1])
         after = belief
         for earlier in chosen[:place]:
@@ -336,6 +338,7 @@ def _price(job: ProbeJob, values: Mapping[str, float], options: SolveOptions) ->
 
 
 def _cost(job: ProbeJob, values: Mapping[str, float], options: SolveOptions) -> CostModel:
+    # What the cluster states is known: a draw moves the other constants alone.
     own = replace(job.cluster, calibration={**values, **job.cluster.calibration})
     return build_cost_model(
         job.workload.model,

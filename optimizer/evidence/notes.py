@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.evidence.table import read_cells
-from layoutopt.optimizer.specs.document import plain_yaml
+from layoutopt.optimizer.specs.document import packaged
 from layoutopt.optimizer.specs.vocabulary import Dispatcher
 
 if TYPE_CHECKING:
@@ -68,7 +67,6 @@ FLAGS = (
 @cache
 def phrases() -> tuple[Phrase, ...]:
     """Read the package's phrases, in order of precedence."""
-    text = resources.files("layoutopt.optimizer.evidence").joinpath("notes.yaml").read_text(encoding="utf-8")
     return tuple(
         Phrase(
             target=entry.get("column") or entry["fact"],
@@ -76,7 +74,7 @@ def phrases() -> tuple[Phrase, ...]:
             pattern=re.compile(entry["phrase"], re.IGNORECASE),
             value=entry.get("value"),
         )
-        for entry in plain_yaml(text)
+        for entry in packaged("evidence", "notes")
     )
 
 
@@ -92,6 +90,7 @@ def read_notes(run: MeasuredRun) -> tuple[MeasuredRun, NoteFacts]:
 def _matches(notes: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for phrase in phrases():
+        # Phrases stand in order of precedence: a later one of the same target overrules nothing.
         match = None if phrase.target in found else phrase.pattern.search(notes)
         if match:
             found[phrase.target] = match[1] if phrase.value is None else phrase.value

@@ -57,6 +57,7 @@ def observe(
 
     ``spread`` is the standard deviation of the logarithm of what was read, ``concerned`` names constants that may move it.
     """
+    # Finite differences of the whole price: a constant may act through whichever kernel or transfer is the longest.
     priced = price({})
     total_s = sum(priced.breakdown_s.values())
     slopes = {}
@@ -145,6 +146,7 @@ def under_new_constants(
                 predicted_s=None
                 if one.predicted_s is None
                 else _rounded(one.predicted_s * math.exp(grown), 6),
+                # A benchmark of one constant keeps its slope: it says how well the stated value is known.
                 slopes={
                     name: slope for name, slope in one.slopes.items() if name not in values or not one.shares
                 },
@@ -218,6 +220,7 @@ def _same_jobs(jobs: Sequence[Job]) -> FloatArray:
 def _same(one: Job, other: Job) -> bool:
     if one is None or other is None or one[0] is None or other[0] is None:
         return False
+    # A job read before is recognised by what it takes: the cluster's file holds no layouts.
     if abs(math.log(one[0] / other[0])) > SAME:
         return False
     return all(abs(one[1].get(part, 0.0) - other[1].get(part, 0.0)) < SAME for part in {*one[1], *other[1]})

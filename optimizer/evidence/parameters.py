@@ -51,6 +51,7 @@ def known_parameters() -> Mapping[str, Parameter]:
         name: Parameter(name=name, value=entry.value, bounds=entry.bounds, possible=entry.possible)
         for name, entry in constant_table().items()
     }
+    # Bounds hold a fit near its sources; what a user states is refused only where no machine has it.
     table |= {
         name: Parameter(name=name, value=entry.value, bounds=entry.limits, possible=entry.possible)
         for name, entry in link_table().items()
@@ -118,6 +119,7 @@ def _possible(name: str) -> tuple[float, float] | None:
     if not grouped and not _of_other_family(name):
         return None
     stem = f"{name.partition('.')[0]}."
+    # A family of which the package knows nothing has the widest range of those that it knows.
     alike = [one.possible for other, one in known.items() if other.startswith(stem) or other == name]
     return min(low for low, _ in alike), max(high for _, high in alike)
 

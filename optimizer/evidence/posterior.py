@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from layoutopt.optimizer.evidence.discrepancy import by_component, discrepancy
 from layoutopt.optimizer.evidence.parameters import known_parameters
-from layoutopt.optimizer.specs.document import plain_yaml
+from layoutopt.optimizer.specs.document import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,6 +39,7 @@ def draw_posterior(
     names: list[str] = table["names"]
     mean, covariance = conditioned(cluster, after_runs=after_runs)
     generator = np.random.default_rng(seed)
+    # By eigenvalues: constants that are known leave a covariance of lower rank, which Cholesky refuses.
     logs = generator.multivariate_normal(mean, covariance, size=samples, method="eigh")
     drawn = []
     for row in np.exp(logs).tolist():
@@ -80,6 +79,7 @@ def conditioned(cluster: ClusterSpec, *, after_runs: bool = True) -> tuple[Float
         rows[row, place], off[row], noise[row, row] = 1.0, log - mean[place], spread**2 + CERTAIN**2
     for row, one in enumerate(runs, start=len(stated)):
         for place, name in enumerate(table["names"]):
+            # A stated constant was part of the run's price: what the run is off by is not its doing.
             rows[row, place] = 0.0 if place in stated else one.slopes.get(name, 0.0)
         off[row] = np.log(one.ratio)
     noise[len(stated) :, len(stated) :] = _beside_constants(runs)
@@ -108,11 +108,7 @@ def _beside_constants(runs: Sequence[Observation]) -> FloatArray:
     return errors.covariance(steps) + own
 
 
-@cache
 def posterior() -> Mapping[str, Any]:
     """Read the package's table: names, logs, covariance, and constants that equal a named one."""
-    text = (
-        resources.files("layoutopt.optimizer.evidence").joinpath("posterior.yaml").read_text(encoding="utf-8")
-    )
-    table: Mapping[str, Any] = plain_yaml(text)
+    table: Mapping[str, Any] = packaged("evidence", "posterior")
     return table

@@ -62,6 +62,7 @@ def price(case: Case, values: Mapping[str, float] | None = None) -> Estimate:
 def preset_of(case: Case, values: Mapping[str, float] | None = None) -> FrameworkPreset:
     """Return the preset of the case's framework and release with the row's own switches on top."""
     preset = load_preset(case.framework, case.software)
+    # The row's own switches come last: what it states beats what its trainer does on the whole.
     measured = calibrated(preset, case.framework, {**case.cluster.calibration, **(values or {})})
     return replace(measured, **case.switches)
 

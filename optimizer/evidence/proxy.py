@@ -36,6 +36,7 @@ def proxy_of(
     ranks = next((dp for dp in range(1, layout.dp + 1) if _possible(layout, cluster, dp)), None)
     if model is None or ranks is None:
         return None
+    # The batch shrinks with the ranks, so that every rank runs as many micro-batches as in the large job.
     inner = layout.tp * layout.cp * layout.pp
     gpus, batch = inner * ranks, ranks * layout.micro_batch * layout.micro_batches
     if gpus > LARGEST_SHARE * layout.gpus:
@@ -54,6 +55,7 @@ def proxy_of(
 
 def _shallow(model: ModelSpec, layout: Layout) -> ModelSpec | None:
     """Return the model with one layer per virtual stage; None where its layers are of several kinds."""
+    # In other stacks stages hold different work, and one layer each would be another pipeline.
     if len(model.runs) != 1 or len(model.runs[0].block) != 1 or model.mtp_layers:
         return None
     layers = layout.pp * layout.vp if layout.pp > 1 else min(LAYERS, model.layers)
@@ -64,6 +66,7 @@ def _possible(layout: Layout, cluster: ClusterSpec, dp: int) -> bool:
     """Tell whether so many data-parallel ranks hold the experts, leave state to shard, and fill whole nodes."""
     gpus = layout.tp * layout.cp * layout.pp * dp
     whole = gpus <= cluster.gpus_per_node or gpus % cluster.gpus_per_node == 0
+    # One rank alone would hold the whole state, and gather nothing.
     shards = layout.zero == 0 or layout.cp * dp > 1
     return (
         layout.dp % dp == 0

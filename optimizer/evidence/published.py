@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.verify.room import may_be_below
 from layoutopt.optimizer.space.axes import DEFAULT_SCHEDULES
 from layoutopt.optimizer.space.options import SpaceOptions
-from layoutopt.optimizer.specs.document import plain_yaml
+from layoutopt.optimizer.specs.document import packaged
 from layoutopt.optimizer.specs.workload import Workload
 
 if TYPE_CHECKING:
@@ -142,11 +141,13 @@ def distance(
         on_progress=on_progress,
         should_stop=should_stop,
     )
+    # Also of a search that was stopped: bounds tell how many rows could hold anything faster, without solving them.
     faster, rows = _faster_rows(question, reference.estimate.step_time_s)
     if plan.layout is None or plan.estimate is None:
         return Distance(plan=plan, slower=None, faster_rows=faster, rows=rows, gap=None, reasons={})
     given, best = (reference.case.layout, reference.estimate), (plan.layout, plan.estimate)
     gap = explain_gap(question.costed_space(), given, best)
+    # What the authors say of a choice that both layouts share explains no difference.
     axes = {axis for step in gap.steps for axis in step.axes}
     stated, authors = _stated_reasons(reference.case.run.id)
     return Distance(
@@ -193,13 +194,7 @@ def _faster_rows(question: Question, step_time_s: float) -> tuple[int, int]:
 
 def _stated_reasons(run_id: str) -> tuple[dict[str, str], str]:
     """Return what the authors say of each choice, and where."""
-    for entry in _reasons():
+    for entry in packaged("evidence", "published"):
         if run_id in entry["ids"]:
             return entry["reasons"], entry["source"]
     return {}, ""
-
-
-@cache
-def _reasons() -> tuple[dict[str, Any], ...]:
-    folder = resources.files("layoutopt.optimizer.evidence")
-    return tuple(plain_yaml(folder.joinpath("published.yaml").read_text(encoding="utf-8")))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.table import read_cells
-from layoutopt.optimizer.specs.document import plain_yaml
+from layoutopt.optimizer.specs.document import packaged
 from layoutopt.optimizer.specs.vocabulary import Dispatcher
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ def with_recipe(run: MeasuredRun, facts: NoteFacts) -> tuple[MeasuredRun, NoteFa
     for recipe in _recipes():
         if recipe.concerns(run):
             values = read_cells(recipe.cells)[0]
+            # What the row or its notes state stays: the recipe is what the run began with.
             run = replace(
                 run, **{name: value for name, value in values.items() if getattr(run, name) is None}
             )
@@ -49,7 +49,4 @@ def with_recipe(run: MeasuredRun, facts: NoteFacts) -> tuple[MeasuredRun, NoteFa
 
 @cache
 def _recipes() -> tuple[PublishedRecipe, ...]:
-    text = (
-        resources.files("layoutopt.optimizer.evidence").joinpath("recipes.yaml").read_text(encoding="utf-8")
-    )
-    return tuple(PublishedRecipe(**entry) for entry in plain_yaml(text))
+    return tuple(PublishedRecipe(**entry) for entry in packaged("evidence", "recipes"))

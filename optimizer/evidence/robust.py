@@ -38,6 +38,7 @@ def huber_location(values: Sequence[float], *, least_spread: float) -> Location:
     """
     if len(values) < 3:
         return Location(value=fmean(values), weights=(1.0,) * len(values), spread=least_spread)
+    # The spread stays that of the start: computed anew it would shrink with the weights, and condemn ever more values.
     center = median(values)
     spread = max(MAD_TO_SIGMA * median(abs(value - center) for value in values), least_spread)
     weights = _weights(values, center, spread)

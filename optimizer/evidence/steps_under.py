@@ -104,6 +104,7 @@ def steps_under(
     even = np.full(len(drawn), 1 / len(drawn))
     paths = SampledPaths(statistic=Statistic(kind=StatisticKind.MEAN, weights=even))
     samples = question.costs_under(drawn, base)
+    # The search's own paths under sets of constants: what is averaged here is what --minimize expected proves.
     values = {field.name: getattr(base, field.name) for field in fields(CostModel)}
     sampled = ObjectiveCost(**values, samples=samples, weights=even)
     terms = sampled.terms(rows_of(layouts))

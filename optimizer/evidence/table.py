@@ -56,6 +56,7 @@ def _decode(data: bytes, file: str) -> str:
             Problem(what=f"the table has {len(data):,} bytes", allowed=f"at most {MAX_BYTES:,}", file=file)
         )
     try:
+        # Spreadsheets put a byte order mark in front, which would be part of the first column's name.
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
@@ -79,6 +80,7 @@ def _records(text: str, file: str) -> Iterator[tuple[int, list[str]]]:
             raise InputError(
                 Problem(what=f"not CSV: {error}", allowed="quoted cells, commas", file=file, line=line)
             ) from None
+        # Spreadsheets end tables with rows of empty cells.
         if any(cell.strip() for cell in cells):
             yield line, [cell.strip() for cell in cells]
 
@@ -95,6 +97,7 @@ def _check_header(header: Sequence[str], file: str) -> None:
 
 
 def _unknown(name: str, header: Sequence[str], file: str) -> Problem:
+    # One cell with other separators is a whole header, not an unknown column.
     if len(header) == 1 and any(mark in name for mark in ";\t|"):
         return Problem(
             what="the header is one cell", allowed="columns separated by commas", file=file, line=1

@@ -77,6 +77,7 @@ def _words(group: Group, pair: tuple[Layout, Layout]) -> str:
             ranks = _ranks(one.dp * one.cp for one in pair)
             return f"reduce_scatter of nccl-tests over {ranks} data-parallel ranks"
         case Group.PIPELINE:
+            # The shallower pipeline takes fewer GPUs, and dp 1 leaves out all traffic that is not in question.
             depth = min((one.pp for one in pair if one.pp > 1), default=1)
             return (
                 f"ten steps of either layout on {depth} pipeline stages with dp 1 and all its micro-batches"

@@ -110,7 +110,7 @@ def validate(
     for done, case in enumerate(cases, 1):
         try:
             results.append(RowResult(case=case, prediction=predict(case, values)))
-        except InputError as error:
+        except InputError as error:  # what only pricing finds: a constant that the GPU has not
             skipped.append(Skip(run=case.run, reason=str(error.problems[0])))
         if progress is not None:
             progress(done, len(cases))
@@ -119,6 +119,7 @@ def validate(
 
 def build_report(rows: int, results: Sequence[RowResult], skipped: Sequence[Skip]) -> ValidationReport:
     """Summarize priced rows."""
+    # What somebody assumed is no error of the model: rows that need it are beside the headline, not in it.
     counted = [row for row in results if row.counted]
     complete = [row for row in counted if row.case.complete]
     apart = [row for row in results if row.case.assumed and row.error is not None]

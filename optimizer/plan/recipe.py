@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib import resources
 from itertools import product
 from math import log
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP, Abilities
 from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release
 from layoutopt.optimizer.solve.judge import judge_if_runs
 from layoutopt.optimizer.space.divisors import divisors
-from layoutopt.optimizer.specs.document import plain_yaml
+from layoutopt.optimizer.specs.document import packaged
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import Granularity
@@ -265,11 +264,6 @@ def vendor_layout(workload: Workload, cluster: ClusterSpec, options: SolveOption
 @cache
 def published_layouts() -> tuple[PublishedLayout, ...]:
     """Read the package's table; raises TypeError for a key that a layout does not have."""
-    text = (
-        resources.files("layoutopt.optimizer.plan")
-        .joinpath("vendor_recipes.yaml")
-        .read_text(encoding="utf-8")
-    )
-    entries = plain_yaml(text)
+    entries = packaged("plan", "vendor_recipes")
     assert {field.name for field in fields(PublishedLayout)} >= {name for entry in entries for name in entry}
     return tuple(PublishedLayout(**entry) for entry in entries)

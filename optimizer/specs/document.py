@@ -6,6 +6,8 @@ import os
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
 from stat import S_ISFIFO
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
@@ -153,6 +155,13 @@ def plain_yaml(text: str) -> Any:
     import yaml
 
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+@cache
+def packaged(room: str, name: str) -> Any:
+    """Return what ``NAME.yaml`` of a room of the package says, read once: nobody may change it."""
+    file = resources.files(f"layoutopt.optimizer.{room}").joinpath(f"{name}.yaml")
+    return plain_yaml(file.read_text(encoding="utf-8"))
 
 
 def parse_document(text: str, file: str) -> Document:
