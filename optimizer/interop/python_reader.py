@@ -46,6 +46,27 @@ _EARLY = "\ue000return"
 """Name under which the states are kept with which a function may have ended."""
 
 
+@dataclass(slots=True)
+class Frame:
+    """Where a statement stands: the names that it sees, its file, and how many calls lie around it."""
+
+    values: Values
+    file: PythonFile
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call whose parts are read; ``whole``: the keywords are all known."""
+
+    node: ast.Call
+    name: str
+    arguments: list[Any]
+    named: Values
+    whole: bool
+    at: Frame
+
+
 @dataclass(slots=True, kw_only=True)
 class PythonReader:
     """What both kinds of configuration have in common; how calls of what is not in the file are read is not."""
@@ -64,7 +85,7 @@ class PythonReader:
         """Set the names of a module, in its order."""
         for node in body:
             if not isinstance(node, ast.FunctionDef | ast.Return):
-                self.step(node, made.constants, made, 0)
+                self.step(node, Frame(made.constants, made))
 
     def call(
         self, file: PythonFile, node: ast.FunctionDef, given: Values, depth: int, outer: Values | None = None
@@ -80,10 +101,11 @@ class PythonReader:
         values = file.constants | (outer or {})
         # Where the function around may have ended is not this one's affair.
         values.pop(_EARLY, None)
-        self._take_arguments(file, node, given, values, depth)
+        at = Frame(values, file, depth)
+        self._take_arguments(node, given, at)
         made: Any = None
         try:
-            self.block(node.body, values, file, depth)
+            self.block(node.body, at)
             made = self.unreturned(values)
         except Returned as returned:
             made = returned.value
@@ -103,97 +125,94 @@ class PythonReader:
         """Return what stands for an argument that nobody gives."""
         return hole(name)
 
-    def _take_arguments(
-        self, file: PythonFile, node: ast.FunctionDef, given: Values, values: Values, depth: int
-    ) -> None:
+    def _take_arguments(self, node: ast.FunctionDef, given: Values, at: Frame) -> None:
         plain = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
         named = [argument.arg for argument in node.args.kwonlyargs]
         defaults = dict(zip(reversed(plain), reversed(node.args.defaults), strict=False))
         pairs = zip(named, node.args.kw_defaults, strict=True)
         defaults |= {name: value for name, value in pairs if value is not None}
-        outer = dict(values)
+        # Defaults see what stands around the function, not the arguments before them.
+        outer = Frame(dict(at.values), at.file, at.depth)
         for name in (*plain, *named):
             if name in given:
-                values[name] = given[name]
+                at.values[name] = given[name]
             elif name in defaults:
-                values[name] = self.value(defaults[name], outer, file, depth)
+                at.values[name] = self.value(defaults[name], outer)
             else:
-                values[name] = self.absent_argument(name)
+                at.values[name] = self.absent_argument(name)
         if node.args.kwarg is not None:
             known = {*plain, *named}
-            values[node.args.kwarg.arg] = {key: value for key, value in given.items() if key not in known}
+            at.values[node.args.kwarg.arg] = {key: value for key, value in given.items() if key not in known}
 
-    def block(self, body: list[ast.stmt], values: Values, file: PythonFile, depth: int) -> None:
+    def block(self, body: list[ast.stmt], at: Frame) -> None:
         """Follow statements in turn."""
         for node in body:
-            self.step(node, values, file, depth)
+            self.step(node, at)
 
-    def step(self, node: ast.stmt, values: Values, file: PythonFile, depth: int) -> None:
+    def step(self, node: ast.stmt, at: Frame) -> None:
         """Follow one statement; what a branch or loop sets that is not decided here is open.
 
         Raises ``Returned`` at the end of its function, which ``call`` waits for.
         """
         self.count()
         if isinstance(node, ast.Return):
-            raise Returned(self.value(node.value, values, file, depth) if node.value else None)
+            raise Returned(self.value(node.value, at) if node.value else None)
         if isinstance(node, ast.Assign):
-            made = self.value(node.value, values, file, depth)
+            made = self.value(node.value, at)
             for target in node.targets:
-                self.assign(target, made, values, file, depth)
+                self.assign(target, made, at)
         elif isinstance(node, ast.AnnAssign):
             if node.value is not None:
-                self.assign(node.target, self.value(node.value, values, file, depth), values, file, depth)
+                self.assign(node.target, self.value(node.value, at), at)
         elif isinstance(node, ast.AugAssign):
-            sides = [self.value(side, values, file, depth) for side in (node.target, node.value)]
+            sides = [self.value(side, at) for side in (node.target, node.value)]
             made = arithmetic(node.op, *sides)
             if is_open(made):
                 made = hole(f"line {node.lineno}")
-            self.assign(node.target, made, values, file, depth)
+            self.assign(node.target, made, at)
         elif isinstance(node, ast.Expr):
-            self.value(node.value, values, file, depth)
+            self.value(node.value, at)
         elif isinstance(node, ast.FunctionDef):
-            values[node.name] = Nested(node, values)
+            at.values[node.name] = Nested(node, at.values)
         elif isinstance(node, ast.ClassDef):
-            values[node.name] = self._class_constants(node, values, file, depth)
+            at.values[node.name] = self._class_constants(node, at)
         elif isinstance(node, ast.If | ast.Match | ast.For):
-            bodies = self._decided(node, values, file, depth)
+            bodies = self._decided(node, at)
             if bodies is None:
-                self._leave_open(node, values, file, depth)
+                self._leave_open(node, at)
             for name, value, body in bodies or ():
                 if name is not None:
-                    self.assign(name, value, values, file, depth)
-                self.block(body, values, file, depth)
+                    self.assign(name, value, at)
+                self.block(body, at)
         elif not isinstance(node, ast.Import | ast.ImportFrom | ast.Global | ast.Pass):
-            self._leave_open(node, values, file, depth)
+            self._leave_open(node, at)
 
-    def _class_constants(self, node: ast.ClassDef, values: Values, file: PythonFile, depth: int) -> Values:
+    def _class_constants(self, node: ast.ClassDef, at: Frame) -> Values:
         own: Values = {}
         for inner in node.body:
             if isinstance(inner, ast.Assign | ast.AnnAssign) and inner.value is not None:
-                made = self.value(inner.value, values | own, file, depth)
+                made = self.value(inner.value, Frame(at.values | own, at.file, at.depth))
                 own |= {target.id: made for target in targets(inner) if isinstance(target, ast.Name)}
         return own
 
     def _decided(
-        self, node: ast.If | ast.Match | ast.For, values: Values, file: PythonFile, depth: int
+        self, node: ast.If | ast.Match | ast.For, at: Frame
     ) -> list[tuple[ast.expr | None, Any, list[ast.stmt]]] | None:
         """Return the bodies that run, each with what is set before it; None where that is not known."""
         if isinstance(node, ast.If):
-            holds = self.holds(node.test, values, file, depth)
+            holds = self.holds(node.test, at)
             return None if holds is None else [(None, None, node.body if holds else node.orelse)]
         if isinstance(node, ast.Match):
-            body = self._matched(node, values, file, depth)
+            body = self._matched(node, at)
             return None if body is None else [(None, None, body)]
-        items = self._items(node.iter, values, file, depth)
+        items = self._items(node.iter, at)
         leaves = any(isinstance(one, ast.Break | ast.Continue) for one in inside(node))
         if items is None or len(items) > MAX_ITEMS or leaves:
             return None
         return [*((node.target, one, node.body) for one in items), (None, None, node.orelse)]
 
-    def _matched(
-        self, node: ast.Match, values: Values, file: PythonFile, depth: int
-    ) -> list[ast.stmt] | None:
-        subject = self.value(node.subject, values, file, depth)
+    def _matched(self, node: ast.Match, at: Frame) -> list[ast.stmt] | None:
+        subject = self.value(node.subject, at)
         for case in node.cases:
             pattern = case.pattern
             if case.guard is not None or is_open(subject):
@@ -202,21 +221,17 @@ class PythonReader:
                 return case.body
             parts = pattern.patterns if isinstance(pattern, ast.MatchOr) else [pattern]
             for part in parts:
-                wanted = (
-                    self.value(part.value, values, file, depth)
-                    if isinstance(part, ast.MatchValue)
-                    else hole("")
-                )
+                wanted = self.value(part.value, at) if isinstance(part, ast.MatchValue) else hole("")
                 if is_open(wanted):
                     return None
                 if wanted == subject:
                     return case.body
         return []
 
-    def _items(self, node: ast.expr, values: Values, file: PythonFile, depth: int) -> list[Any] | None:
+    def _items(self, node: ast.expr, at: Frame) -> list[Any] | None:
         """Return what a loop runs over: a list, the keys, values or pairs of a section, a range; None if not known."""
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "range":
-            ends = [self.value(end, values, file, depth) for end in node.args]
+            ends = [self.value(end, at) for end in node.args]
             if not 1 <= len(ends) <= 3 or any(type(end) is not int for end in ends) or ends[2:] == [0]:
                 return None
             return list(range(*ends)[: MAX_ITEMS + 1])
@@ -224,7 +239,7 @@ class PythonReader:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             way = node.func.attr
             node = node.func.value if way in ("items", "keys", "values") else node
-        made = self.value(node, values, file, depth)
+        made = self.value(node, at)
         if isinstance(made, list) and not way:
             return list(made)
         if not isinstance(made, dict) or OPEN in made or is_open(made):
@@ -233,50 +248,50 @@ class PythonReader:
             [key, one] if way == "items" else one if way == "values" else key for key, one in made.items()
         ]
 
-    def _leave_open(self, node: ast.stmt, values: Values, file: PythonFile, depth: int) -> None:
+    def _leave_open(self, node: ast.stmt, at: Frame) -> None:
         """Leave open what a statement may set, by itself or by the functions that it calls."""
         returns = [one for one in inside(node) if isinstance(one, ast.Return)]
         for left in returns:
-            state = self._copy(values)
-            made = self.value(left.value, state, file, depth) if left.value else None
-            values.setdefault(_EARLY, []).append((state, made, f"line {left.lineno}"))
+            state = self._copied(at)
+            made = self.value(left.value, state) if left.value else None
+            at.values.setdefault(_EARLY, []).append((state.values, made, f"line {left.lineno}"))
         for one in inside(node):
             why = f"line {getattr(one, 'lineno', node.lineno)}"
             for target in targets(one):
-                self.assign(target, hole(why), values, file, depth)
-            if isinstance(one, ast.Call) and self._reaches(one, values, file, depth):
-                state = self._copy(values)
-                self.value(one, state, file, depth)
-                open_changes(values, state, why)
+                self.assign(target, hole(why), at)
+            if isinstance(one, ast.Call) and self._reaches(one, at):
+                state = self._copied(at)
+                self.value(one, state)
+                open_changes(at.values, state.values, why)
 
-    def _copy(self, values: Values) -> Values:
-        """Copy the state of a function. Raises ``InputError`` where that was done without end."""
-        plain = {key: value for key, value in values.items() if key != _EARLY}
+    def _copied(self, at: Frame) -> Frame:
+        """Return a frame whose values are copies. Raises ``InputError`` where that was done without end."""
+        plain = {key: value for key, value in at.values.items() if key != _EARLY}
         self.copied += size(plain, self.file)
         if self.copied > MAX_COPIED:
             raise input_error("recipe is too long", "one that configures a run", file=self.file)
-        return deepcopy(plain)
+        return Frame(deepcopy(plain), at.file, at.depth)
 
-    def _reaches(self, node: ast.Call, values: Values, file: PythonFile, depth: int) -> bool:
+    def _reaches(self, node: ast.Call, at: Frame) -> bool:
         """Tell whether a call is handed a section, so that it may change it."""
         parts = [*node.args, *(key.value for key in node.keywords)]
         parts += [node.func.value] if isinstance(node.func, ast.Attribute) else []
         named = [part for part in parts if isinstance(part, ast.Name | ast.Attribute)]
-        return any(isinstance(self.value(part, values, file, depth), dict) for part in named)
+        return any(isinstance(self.value(part, at), dict) for part in named)
 
-    def assign(self, target: ast.expr, value: Any, values: Values, file: PythonFile, depth: int) -> None:
+    def assign(self, target: ast.expr, value: Any, at: Frame) -> None:
         """Set a name, a key of a section, an item of a list, or several names from a list."""
         if isinstance(target, ast.Starred):
-            self.assign(target.value, hole("expression"), values, file, depth)
+            self.assign(target.value, hole("expression"), at)
         elif isinstance(target, ast.Tuple | ast.List):
             for place, inner in enumerate(target.elts):
                 known = isinstance(value, list) and len(value) == len(target.elts)
-                self.assign(inner, value[place] if known else self.part_of(value), values, file, depth)
+                self.assign(inner, value[place] if known else self.part_of(value), at)
         elif isinstance(target, ast.Name):
-            values[target.id] = value
+            at.values[target.id] = value
         elif isinstance(target, ast.Attribute | ast.Subscript):
-            holder = self._held(target.value, values, file, depth)
-            key = self._key(target, values, file, depth)
+            holder = self._held(target.value, at)
+            key = self._key(target, at)
             if isinstance(holder, dict) and isinstance(key, str) and not is_open(key):
                 holder[key] = value
             elif isinstance(holder, dict):
@@ -290,17 +305,17 @@ class PythonReader:
         """Return what stands for a part of a value that is not known."""
         return value if is_open(value) and isinstance(value, str) else hole("expression")
 
-    def _key(self, node: ast.Attribute | ast.Subscript, values: Values, file: PythonFile, depth: int) -> Any:
-        return node.attr if isinstance(node, ast.Attribute) else self.value(node.slice, values, file, depth)
+    def _key(self, node: ast.Attribute | ast.Subscript, at: Frame) -> Any:
+        return node.attr if isinstance(node, ast.Attribute) else self.value(node.slice, at)
 
-    def _held(self, node: ast.expr, values: Values, file: PythonFile, depth: int) -> Any:
+    def _held(self, node: ast.expr, at: Frame) -> Any:
         """Return the section that a target is part of; one that nobody made yet begins empty, or open as its holder."""
         if isinstance(node, ast.Name):
-            return values.get(node.id)
+            return at.values.get(node.id)
         if not isinstance(node, ast.Attribute | ast.Subscript):
-            return self.value(node, values, file, depth)
-        outer = self._held(node.value, values, file, depth)
-        key = self._key(node, values, file, depth)
+            return self.value(node, at)
+        outer = self._held(node.value, at)
+        key = self._key(node, at)
         if key == "__dict__" or not isinstance(outer, dict) or not isinstance(key, str) or is_open(key):
             return outer if key == "__dict__" else item(outer, key) if isinstance(outer, list) else None
         inner = outer.get(key)
@@ -309,72 +324,70 @@ class PythonReader:
             outer[key] = {} if why is None else {OPEN: why}
         return outer[key]
 
-    def holds(self, node: ast.expr, values: Values, file: PythonFile, depth: int) -> bool | None:
+    def holds(self, node: ast.expr, at: Frame) -> bool | None:
         """Judge a condition on known values, None where it is open."""
         if isinstance(node, ast.BoolOp):
-            parts = [self.holds(part, values, file, depth) for part in node.values]
+            parts = [self.holds(part, at) for part in node.values]
             ends = isinstance(node.op, ast.Or)
             return ends if ends in parts else None if None in parts else not ends
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            inner = self.holds(node.operand, values, file, depth)
+            inner = self.holds(node.operand, at)
             return None if inner is None else not inner
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            sides = [self.value(side, values, file, depth) for side in (node.left, node.comparators[0])]
+            sides = [self.value(side, at) for side in (node.left, node.comparators[0])]
             return None if any(map(is_open, sides)) else compared(node.ops[0], *sides)
         if isinstance(node, ast.Compare):
             return None
-        made = self.value(node, values, file, depth)
+        made = self.value(node, at)
         return None if is_open(made) else bool(made)
 
-    def value(self, node: ast.expr, values: Values, file: PythonFile, depth: int) -> Any:
+    def value(self, node: ast.expr, at: Frame) -> Any:
         """Evaluate constants, lists, sections and calls; anything else is open."""
         if isinstance(node, ast.Constant):
             return node.value if isinstance(node.value, str | int | float | bool | None) else hole("constant")
         if isinstance(node, ast.List | ast.Tuple):
-            return [self.value(one, values, file, depth) for one in node.elts]
+            return [self.value(one, at) for one in node.elts]
         if isinstance(node, ast.BinOp):
-            return arithmetic(
-                node.op, *(self.value(side, values, file, depth) for side in (node.left, node.right))
-            )
+            return arithmetic(node.op, *(self.value(side, at) for side in (node.left, node.right)))
         if isinstance(node, ast.Dict):
-            return self._mapping(node, values, file, depth)
+            return self._mapping(node, at)
         if isinstance(node, ast.Name):
-            return values[node.id] if node.id in values else self.imported(file, node.id)
+            return at.values[node.id] if node.id in at.values else self.imported(at.file, node.id)
         if isinstance(node, ast.Attribute):
-            return self.attribute(node, values, file, depth)
+            return self.attribute(node, at)
         if isinstance(node, ast.Subscript):
-            sides = [self.value(side, values, file, depth) for side in (node.value, node.slice)]
+            sides = [self.value(side, at) for side in (node.value, node.slice)]
             return item(*sides)
         if isinstance(node, ast.NamedExpr):
-            made = self.value(node.value, values, file, depth)
-            self.assign(node.target, made, values, file, depth)
+            made = self.value(node.value, at)
+            self.assign(node.target, made, at)
             return made
         if isinstance(node, ast.IfExp):
-            holds = self.holds(node.test, values, file, depth)
+            holds = self.holds(node.test, at)
             chosen = node.body if holds else node.orelse
-            return hole("expression") if holds is None else self.value(chosen, values, file, depth)
+            return hole("expression") if holds is None else self.value(chosen, at)
         if isinstance(node, ast.Compare | ast.BoolOp) or (
             isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
         ):
-            holds = self.holds(node, values, file, depth)
+            holds = self.holds(node, at)
             return hole("expression") if holds is None else holds
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            inner = self.value(node.operand, values, file, depth)
+            inner = self.value(node.operand, at)
             return -inner if type(inner) in (int, float) else hole("expression")
         if isinstance(node, ast.Call):
-            return self._call(node, values, file, depth)
+            return self._call(node, at)
         return hole("expression")
 
     def imported(self, file: PythonFile, name: str) -> Any:
         """Return a name that the file does not set."""
         return hole(name)
 
-    def _mapping(self, node: ast.Dict, values: Values, file: PythonFile, depth: int) -> Any:
+    def _mapping(self, node: ast.Dict, at: Frame) -> Any:
         """Read a dictionary of settings; one whose keys are not all known is none."""
         found: Values = {}
         for key, one in zip(node.keys, node.values, strict=True):
-            value = self.value(one, values, file, depth)
-            name = None if key is None else self.value(key, values, file, depth)
+            value = self.value(one, at)
+            name = None if key is None else self.value(key, at)
             if isinstance(name, str) and not is_open(name):
                 found[name] = value
             elif key is None and isinstance(value, dict):
@@ -383,24 +396,24 @@ class PythonReader:
                 return hole("dictionary")
         return found
 
-    def attribute(self, node: ast.Attribute, values: Values, file: PythonFile, depth: int) -> Any:
+    def attribute(self, node: ast.Attribute, at: Frame) -> Any:
         """Return what an attribute holds: a section is shared, as it is in Python."""
-        if isinstance(node.value, ast.Name) and node.value.id not in values and is_enum(node.value.id):
+        if isinstance(node.value, ast.Name) and node.value.id not in at.values and is_enum(node.value.id):
             return f"{node.value.id}.{node.attr}"
-        holder = self.value(node.value, values, file, depth)
+        holder = self.value(node.value, at)
         if not isinstance(holder, dict):
             return hole(dotted(node))
         return (
             holder if node.attr == "__dict__" else holder.get(node.attr, holder.get(OPEN, hole(dotted(node))))
         )
 
-    def _call(self, node: ast.Call, values: Values, file: PythonFile, depth: int) -> Any:
+    def _call(self, node: ast.Call, at: Frame) -> Any:
         """Read a call: what changes or copies sections, nested functions, then whatever the kind of file knows."""
-        arguments = [self.value(argument, values, file, depth) for argument in node.args]
-        named = {key.arg: self.value(key.value, values, file, depth) for key in node.keywords if key.arg}
+        arguments = [self.value(argument, at) for argument in node.args]
+        named = {key.arg: self.value(key.value, at) for key in node.keywords if key.arg}
         whole = True
         for key in node.keywords:
-            unpacked = {} if key.arg else self.value(key.value, values, file, depth)
+            unpacked = {} if key.arg else self.value(key.value, at)
             known = isinstance(unpacked, dict) and not is_open(unpacked)
             named |= unpacked if known else {}
             whole &= known
@@ -408,25 +421,26 @@ class PythonReader:
         first = arguments[0] if arguments else None
         if name == "setattr" and len(node.args) == 3 and isinstance(first, dict):
             target = ast.copy_location(ast.Subscript(node.args[0], node.args[1], ast.Store()), node)
-            return self.assign(target, arguments[2], values, file, depth)
+            return self.assign(target, arguments[2], at)
         if name == "vars" and isinstance(first, dict):
             return first
         if name in ("deepcopy", "copy", "replace") and isinstance(first, dict):
             self.count(size(first, self.file))
             return deepcopy(first) | named
         if isinstance(node.func, ast.Attribute) and name in ALTERS:
-            holder = self.value(node.func.value, values, file, depth)
+            holder = self.value(node.func.value, at)
             if isinstance(holder, dict) and name == "update":
                 return self._update(holder, [*arguments, named], f"line {node.lineno}", whole)
             if (made := altered(holder, name, arguments, f"line {node.lineno}")) is not None:
                 return made
-        own = values.get(name)
+        own = at.values.get(name)
         if isinstance(own, Nested) and isinstance(node.func, ast.Name):
-            return self.call(file, own.node, bound(own.node, arguments) | named, depth + 1, own.values)
+            return self.call(at.file, own.node, bound(own.node, arguments) | named, at.depth + 1, own.values)
         made = applied(name, arguments) if isinstance(node.func, ast.Name) and not named else None
         if made is not None:
             return made
-        return self.called_value(node, name, arguments, named, whole, values, file, depth)
+        call = Call(node=node, name=name, arguments=arguments, named=named, whole=whole, at=at)
+        return self.called_value(call)
 
     def _update(self, holder: Values, parts: list[Any], why: str, whole: bool) -> None:
         if not whole or not all(isinstance(part, dict) for part in parts):
@@ -434,16 +448,6 @@ class PythonReader:
         for part in parts:
             holder |= part if isinstance(part, dict) else {}
 
-    def called_value(
-        self,
-        node: ast.Call,
-        name: str,
-        arguments: list[Any],
-        named: Values,
-        whole: bool,
-        values: Values,
-        file: PythonFile,
-        depth: int,
-    ) -> Any:
-        """Return what another call makes; ``whole``: the keywords are all known."""
-        return hole(f"{name}(...)")
+    def called_value(self, call: Call) -> Any:
+        """Return what another call makes."""
+        return hole(f"{call.name}(...)")

@@ -13,11 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from layoutopt.optimizer.interop.python_reader import (
-    MAX_ITEMS,
-    PythonReader,
-    Values,
-)
+from layoutopt.optimizer.interop.python_reader import MAX_ITEMS, Call, PythonReader, Values
 from layoutopt.optimizer.interop.python_values import (
     MAX_DEPTH,
     OPEN,
@@ -162,22 +158,13 @@ class _Reader(PythonReader):
         other = self.module(module) if module else None
         return hole(name) if other is None else other.constants.get(original, hole(name))
 
-    def called_value(
-        self,
-        node: ast.Call,
-        name: str,
-        arguments: list[Any],
-        named: Values,
-        whole: bool,
-        values: Values,
-        file: PythonFile,
-        depth: int,
-    ) -> Any:
+    def called_value(self, call: Call) -> Any:
         """Return what a call makes: of a function of the checkout its value, of a class its keywords."""
+        node, name, arguments, named = call.node, call.name, call.arguments, call.named
         if name == "from_hf_pretrained":
             return {HUB_ID: arguments[0] if arguments else None}
         if isinstance(node.func, ast.Attribute):
-            holder = self.value(node.func.value, values, file, depth)
+            holder = self.value(node.func.value, call.at)
             if name.startswith("to_megatron") and isinstance(holder, dict):
                 return dict(holder) | named
             if isinstance(holder, dict) and not name[:1].isupper():
@@ -196,9 +183,9 @@ class _Reader(PythonReader):
             return hole("isinstance(...)") if kind is None else isinstance(arguments[0], kind)
         if name in self.precisions:
             return dict(self.precisions[name])
-        found = self.called(file, node.func, name)
+        found = self.called(call.at.file, node.func, name)
         if found is not None:
-            return self.call(*found, bound(found[1], arguments) | named, depth + 1)
+            return self.call(*found, bound(found[1], arguments) | named, call.at.depth + 1)
         if name[:1].isupper():
             made = node.args[0] if node.args and name in ("Config", "Partial") else None
             given = made.attr if isinstance(made, ast.Attribute) else getattr(made, "id", None)

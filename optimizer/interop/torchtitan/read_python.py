@@ -11,7 +11,7 @@ import ast
 import re
 from typing import Any
 
-from layoutopt.optimizer.interop.python_reader import PythonReader, Values
+from layoutopt.optimizer.interop.python_reader import Call, Frame, PythonReader, Values
 from layoutopt.optimizer.interop.python_values import OPEN, PythonFile, bound, dotted, may_change, open_all
 from layoutopt.optimizer.interop.reading import parse_python, shorten
 from layoutopt.optimizer.interop.shell.values import hole
@@ -108,44 +108,33 @@ class _Reader(PythonReader):
         """Return a configuration to fill in for an argument that holds one."""
         return {} if name in GIVEN else hole(name)
 
-    def attribute(self, node: ast.Attribute, values: Values, file: PythonFile, depth: int) -> Any:
+    def attribute(self, node: ast.Attribute, at: Frame) -> Any:
         """Return what an attribute holds; a section that a configuration does not state is there all the same."""
-        holder = self.value(node.value, values, file, depth)
+        holder = self.value(node.value, at)
         if _is_root(holder) and node.attr in SECTIONS and node.attr not in holder:
             holder[node.attr] = {OPEN: holder[OPEN]} if OPEN in holder else {}
-        return super().attribute(node, values, file, depth)
+        return super().attribute(node, at)
 
-    def called_value(
-        self,
-        node: ast.Call,
-        name: str,
-        arguments: list[Any],
-        named: Values,
-        whole: bool,
-        values: Values,
-        file: PythonFile,
-        depth: int,
-    ) -> Any:
+    def called_value(self, call: Call) -> Any:
         """Return what a call makes: of a function of this file its value, of a class its keywords and arguments.
 
         A call without arguments of a function from elsewhere may make a whole configuration: its name is the base. What
         a function from elsewhere is given it may change: all of that is open.
         """
-        path = dotted(node.func)
-        if not whole:  # what is not known may set anything
+        node, name, arguments, named = call.node, call.name, call.arguments, call.named
+        path, functions = dotted(node.func), call.at.file.functions
+        if not call.whole:  # what is not known may set anything
             unknown = [ast.unparse(key.value)[:60] for key in node.keywords if not key.arg]
             return hole(f"{path}(**{', **'.join(unknown)})")
         if path == "dict" and not arguments:
             return named
-        if path in file.functions:
-            given = bound(file.functions[path], arguments) | named
-            made = self.call(file, file.functions[path], given, depth + 1)
+        if path in functions:
+            given = bound(functions[path], arguments) | named
+            made = self.call(call.at.file, functions[path], given, call.at.depth + 1)
             return hole(f"{path}(...)") if made is None else made
         if name == MODEL_CALL or name[:1].isupper():
             return named | {"class": path} | ({} if path in ROOT_CALLS else {"arguments": arguments})
-        holder = (
-            self.value(node.func.value, values, file, depth) if isinstance(node.func, ast.Attribute) else None
-        )
+        holder = self.value(node.func.value, call.at) if isinstance(node.func, ast.Attribute) else None
         handed = [one for one in (holder, *arguments, *named.values()) if isinstance(one, dict)]
         for one in handed if may_change(node) else ():
             open_all(one, f"{name}(...) of line {node.lineno}")
