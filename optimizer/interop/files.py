@@ -127,15 +127,13 @@ def _indexer(model: ModelSpec) -> Plain:
     """Write the indexer with the pattern of the layers that have one."""
     if model.indexer is None:
         return {}
+    own = stated({field: getattr(model.indexer, field) for field in model.indexer.__slots__})
     if model.compressed is not None:  # blocks says which layers choose keys
-        return {
-            "indexer": stated({field: getattr(model.indexer, field) for field in model.indexer.__slots__})
-        }
+        return {"indexer": own}
     pattern = indexer_pattern(model.shapes)
     if pattern is None:
         raise input_error("no period of layers has an indexer", "each n-th layer", key="indexer")
     every, offset = pattern
-    own = stated({field: getattr(model.indexer, field) for field in model.indexer.__slots__})
     attending = [(i, shape.sparse) for i, shape in enumerate(model.shapes) if shape.mixer is Mixer.ATTENTION]
     full = [index for index, sparse in attending if not sparse]
     chosen = next(index for index, sparse in attending if sparse)
@@ -147,20 +145,17 @@ def _indexer(model: ModelSpec) -> Plain:
 
 def _stack(model: ModelSpec) -> Plain:
     """Write which layer is which: in the short form for dense layers followed by MoE layers, else as blocks."""
-    shapes = [shape for run in model.runs for shape in run.block * run.count]
+    shapes = model.shapes
     moe = _moe(model.moe) if model.moe else {}
     leading = next((i for i, shape in enumerate(shapes) if shape.mlp is Mlp.MOE), len(shapes))
-    short = [*[_plain_shape(Mlp.DENSE)] * leading, *[_plain_shape(Mlp.MOE)] * (len(shapes) - leading)]
+    dense, sparse = LayerShape(mlp=Mlp.DENSE), LayerShape(mlp=Mlp.MOE)
+    short = [dense] * leading + [sparse] * (len(shapes) - leading)
     widths = {shape.ffn for shape in shapes if shape.mlp is Mlp.DENSE}
     ffn = {"ffn": widths.pop()} if len(widths) == 1 else {}
     if [_narrow(shape) for shape in shapes] == short and (ffn or leading == 0):
         return ffn | ({"moe": moe | ({"dense_layers": leading} if leading else {})} if moe else {})
     blocks = [_block(shape, len(list(equal))) for shape, equal in groupby(map(_described, shapes))]
     return ({"moe": moe} if moe else {}) | {"blocks": blocks}
-
-
-def _plain_shape(mlp: Mlp) -> LayerShape:
-    return LayerShape(mlp=mlp)
 
 
 def _narrow(shape: LayerShape) -> LayerShape:
@@ -200,19 +195,8 @@ def _moe(moe: MoeSpec) -> Plain:
 def layout_file(layout: PartialLayout) -> Plain:
     """Write a layout file of what is stated; loading it gives the same."""
     names = (
-        "tp",
-        "sp",
-        "cp",
-        "pp",
-        "vp",
-        "ep",
-        "etp",
-        "dp",
-        "zero",
-        "hsdp_shard",
-        "micro_batch",
-        "micro_batches",
-    )
+        "tp", "sp", "cp", "pp", "vp", "ep", "etp", "dp", "zero", "hsdp_shard", "micro_batch", "micro_batches",
+    )  # fmt: skip
     plain = stated({name: getattr(layout, name) for name in names})
     if layout.recompute is not None:
         plain["recompute"] = _recompute(layout.recompute, layout.recompute_layers)
@@ -243,11 +227,8 @@ def imported_to_plain(found: Imported) -> Plain:
     """Write what one file holds. Models and layouts are in the form that MODEL and ``--layout`` read."""
     value = found.value
     if isinstance(value, ImportedModel):
-        training = {
-            "sequence_length": value.sequence_length,
-            "precision": value.precision.value if value.precision else None,
-        }
-        return model_file(value.model, training)
+        precision = value.precision.value if value.precision else None
+        return model_file(value.model, {"sequence_length": value.sequence_length, "precision": precision})
     if isinstance(value, ImportedJob):
         return job_to_plain(value)
     if isinstance(value, LoggedRun):
@@ -303,9 +284,8 @@ def unwritten(found: Imported) -> tuple[str, ...]:
         "microbatch_group": options.microbatch_group is not None,
     }
     names = ", ".join(name for name, there in lacking.items() if there)
-    return (f"{names}: in options alone, no model or layout file says it; evaluate --from prices it",) * bool(
-        names
-    )
+    said = f"{names}: in options alone, no model or layout file says it; evaluate --from prices it"
+    return (said,) if names else ()
 
 
 def job_to_plain(job: ImportedJob) -> Plain:
@@ -321,11 +301,8 @@ def job_to_plain(job: ImportedJob) -> Plain:
     else:
         model = stated({"model_name": job.model_name, "mtp_layers": job.mtp_layers}) | {"training": training}
     options = stated(encode(job.options))
-    return (
-        stated({"framework": job.framework.value, "version": job.version, "gpus": job.gpus})
-        | model
-        | {"layout": layout_file(stated_layout(job, known)), "options": options}
-    )
+    plain = stated({"framework": job.framework.value, "version": job.version, "gpus": job.gpus}) | model
+    return plain | {"layout": layout_file(stated_layout(job, known)), "options": options}
 
 
 def _narrow_weights(job: ImportedJob) -> Plain:
@@ -342,16 +319,10 @@ def _nodes(found: NodeSet) -> Plain:
 def nccl_to_plain(tables: Sequence[NcclTable]) -> Plain:
     """Write the fit and the anomalies of every test; a table that can't be fitted says why."""
     from layoutopt.optimizer.interop.machines.nccl_fit import find_anomalies, fit_collective
-    from layoutopt.optimizer.specs.errors import InputError
 
     tests = []
     for table in tables:
-        test: Plain = {
-            "collective": table.collective,
-            "ranks": table.ranks,
-            "nodes": table.nodes,
-            "gpu": table.gpu,
-        }
+        test: Plain = {name: getattr(table, name) for name in ("collective", "ranks", "nodes", "gpu")}
         try:
             fit = fit_collective(table)
             names = ("latency_s", "bus_bytes_per_s", "best_bus_bytes_per_s", "error", "rows")
@@ -365,13 +336,8 @@ def nccl_to_plain(tables: Sequence[NcclTable]) -> Plain:
 
 def calibration_to_plain(found: NcclCalibration) -> Plain:
     """Write the constants that measured collectives suggest, as a cluster file's ``calibration``."""
-    return {
-        "calibration": {
-            name: {"value": entry.value, "source": entry.source} for name, entry in found.values.items()
-        },
-        "anomalies": encode(found.anomalies),
-        "skipped": list(found.skipped),
-    }
+    values = {name: {"value": one.value, "source": one.source} for name, one in found.values.items()}
+    return {"calibration": values, "anomalies": encode(found.anomalies), "skipped": list(found.skipped)}
 
 
 def _without(record: Any, *names: str) -> Plain:

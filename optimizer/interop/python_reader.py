@@ -83,6 +83,7 @@ class PythonReader:
 
     def read_names(self, body: list[ast.stmt], made: PythonFile) -> None:
         """Set the names of a module, in its order."""
+        # Functions are read when they are called: constants behind them in the file are then there.
         for node in body:
             if not isinstance(node, ast.FunctionDef | ast.Return):
                 self.step(node, Frame(made.constants, made))
@@ -109,6 +110,8 @@ class PythonReader:
             made = self.unreturned(values)
         except Returned as returned:
             made = returned.value
+        # A return in a branch that is not decided may have ended the function there: what its end adds is open, and so is
+        # the value where both ends differ.
         for state, value, why in values.get(_EARLY, []):
             open_changes({key: values[key] for key in state if isinstance(values.get(key), dict)}, state, why)
             if isinstance(made, dict) and isinstance(value, dict):
@@ -206,6 +209,7 @@ class PythonReader:
             body = self._matched(node, at)
             return None if body is None else [(None, None, body)]
         items = self._items(node.iter, at)
+        # break and continue end a body in its middle, which statements in turn do not.
         leaves = any(isinstance(one, ast.Break | ast.Continue) for one in inside(node))
         if items is None or len(items) > MAX_ITEMS or leaves:
             return None
@@ -255,6 +259,7 @@ class PythonReader:
             state = self._copied(at)
             made = self.value(left.value, state) if left.value else None
             at.values.setdefault(_EARLY, []).append((state.values, made, f"line {left.lineno}"))
+        # Calls are followed on a copy, so that what they would set is seen without being set.
         for one in inside(node):
             why = f"line {getattr(one, 'lineno', node.lineno)}"
             for target in targets(one):
@@ -294,7 +299,7 @@ class PythonReader:
             key = self._key(target, at)
             if isinstance(holder, dict) and isinstance(key, str) and not is_open(key):
                 holder[key] = value
-            elif isinstance(holder, dict):
+            elif isinstance(holder, dict):  # a key that is not known may be any
                 open_all(holder, f"line {target.lineno}")
             elif isinstance(holder, list) and type(key) is int and -len(holder) <= key < len(holder):
                 holder[key] = value

@@ -31,37 +31,17 @@ ALTERS = ("update", "get", "pop", "setdefault", "clear", "insert", "remove", "so
 """Methods of lists and sections that are followed, or leave open what they change."""
 
 _QUIET = (
-    "hasattr",
-    "getattr",
-    "isinstance",
-    "len",
-    "print",
-    "max",
-    "min",
-    "str",
-    "repr",
-    "id",
-    "type",
-    "dict",
-)
+    "hasattr", "getattr", "isinstance", "len", "print", "max", "min", "str", "repr", "id", "type", "dict",
+)  # fmt: skip
 _LOGGERS = ("logger", "logging", "warnings", "log")
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Mult: operator.mul,
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.LShift: operator.lshift,
+    ast.Mult: operator.mul, ast.Add: operator.add, ast.Sub: operator.sub, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.LShift: operator.lshift,
     ast.RShift: operator.rshift,
-}
+}  # fmt: skip
 _ORDERS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
 _PURE: dict[str, Callable[..., Any]] = {"max": max, "min": min, "int": int, "float": float, "abs": abs}
 
 
@@ -106,9 +86,8 @@ def arithmetic(sign: ast.operator, left: Any, right: Any) -> Any:
     """Return the value of an operation on two known numbers, a hole for any other and for numbers beyond 10^15."""
     apply = _ARITHMETIC.get(type(sign))
     numbers = all(type(side) in (int, float) and abs(side) <= LARGEST_NUMBER for side in (left, right))
-    steep = (
-        isinstance(sign, ast.Pow | ast.LShift | ast.RShift) and numbers and not 0 <= right <= LARGEST_EXPONENT
-    )
+    grows = isinstance(sign, ast.Pow | ast.LShift | ast.RShift)
+    steep = grows and numbers and not 0 <= right <= LARGEST_EXPONENT  # 9**9**9 would fill the memory
     if apply is None or not numbers or steep:
         return hole("expression")
     try:
@@ -156,7 +135,9 @@ def altered(holder: Any, name: str, arguments: list[Any], why: str) -> Any:
 
 def compared(sign: ast.cmpop, left: Any, right: Any) -> bool | None:
     """Return the outcome of a comparison of known values, None where it is not decided."""
-    if isinstance(sign, ast.Eq | ast.Is):
+    if isinstance(
+        sign, ast.Eq | ast.Is
+    ):  # "is" is written of None, true and false, which are equal only to themselves
         return bool(left == right)
     if isinstance(sign, ast.NotEq | ast.IsNot):
         return bool(left != right)
@@ -217,6 +198,7 @@ def open_changes(
             open_changes(old, value, why, seen)
         elif old != value:
             before[key] = value if key in MAKER else hole(why)
+    # What the copy has lost was deleted, or replaced by a value of another kind.
     for key in before.keys() - after.keys():
         if isinstance(before[key], dict):
             open_changes(before[key], {}, why, seen)

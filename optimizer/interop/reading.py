@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from layoutopt.optimizer.specs.document import require_small
 from layoutopt.optimizer.specs.errors import InputError, input_error
+from layoutopt.optimizer.specs.layout_string import shorten as shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,6 @@ LARGEST = 10**15
 
 MAX_LAYERS = 10_000
 MAX_DEGREE = 1_000_000
-MAX_SHOWN = 60
 
 
 def parse_python(text: str, file: str = "") -> ast.Module:
@@ -66,6 +66,7 @@ def parse_yaml_value(text: str, file: str = "") -> Any:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
+        # Aliases are counted on the nodes: built, nine lines of them fill the memory.
         root = loader.get_single_node()
         if root is None:
             return None
@@ -92,16 +93,8 @@ def parse_toml(text: str, file: str = "") -> dict[str, Any]:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         place = re.search(r" \(at line (\d{1,9})", str(error))
-        what = shorten(str(error).split(" (at ")[0])
-        raise input_error(
-            f"not valid TOML: {what}", file=file, line=int(place[1]) if place else None
-        ) from None
-
-
-def shorten(value: object) -> str:
-    """One line of at most ``MAX_SHOWN`` characters that shows a value from a file."""
-    shown = " ".join(str(value).split())
-    return shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 3] + "..."
+        what = f"not valid TOML: {shorten(str(error).split(' (at ')[0])}"
+        raise input_error(what, file=file, line=int(place[1]) if place else None) from None
 
 
 def _mapping(data: Any, kind: str, file: str) -> dict[str, Any]:
@@ -221,7 +214,7 @@ class Fields:
         key, value = self.find(*keys)
         if value is None:
             return None
-        if isinstance(value, float) and math.isfinite(value) and value == int(value):
+        if isinstance(value, float) and math.isfinite(value) and value == int(value):  # 1e6, and JSON's 4.0
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self.fail(key, f"{shorten(value)!r} is not a whole number", f"{least} or more")
@@ -318,6 +311,7 @@ class Fields:
             value = {}
         if not isinstance(value, dict):
             raise self.fail(key, f"{shorten(value)!r} is not a mapping")
+        # One watched copy per section, however often it is read: what any reader asked for counts as read.
         if key not in self.inner:
             self.inner[key] = Watched({str(name): item for name, item in value.items()})
             self.sections.append(Fields(self.inner[key], file=self.file, prefix=self.path(key)))
@@ -326,14 +320,9 @@ class Fields:
     def unread(self) -> list[str]:
         """Return the keys that are on, may change a layout and were never asked for."""
         asked = self.data.asked if isinstance(self.data, Watched) else set()
-        own = [
-            self.path(key)
-            for key, value in self.data.items()
-            if key not in asked
-            and _is_on(key, value)
-            and LAYOUT_WORDS.search(key)
-            and not ELSEWHERE.search(key)
-        ]
+        left = [key for key, value in self.data.items() if key not in asked and _is_on(key, value)]
+        # A reader knows what it read, not what a release adds: words in the names of keys tell what may count.
+        own = [self.path(key) for key in left if LAYOUT_WORDS.search(key) and not ELSEWHERE.search(key)]
         return own + [key for section in self.sections for key in section.unread()]
 
     def name_unread(self, notes: list[str]) -> None:

@@ -81,15 +81,8 @@ class JobOptions:
 
     def preset_overrides(self) -> dict[str, object]:
         """Return the stated switches under the names of the framework preset's fields."""
-        names = (
-            "tp_overlap",
-            "dp_overlap",
-            "param_overlap",
-            "pp_overlap",
-            "ep_overlap",
-            "cp_comm",
-            "compiled",
-        )
+        overlaps = ("tp_overlap", "dp_overlap", "param_overlap", "pp_overlap", "ep_overlap")
+        names = (*overlaps, "cp_comm", "compiled")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.interop.launch.launchers import LAUNCHERS
+from layoutopt.optimizer.interop.launch.launchers import LAUNCHERS, SCRIPT
 from layoutopt.optimizer.interop.reading import shorten
 from layoutopt.optimizer.specs import document
 from layoutopt.optimizer.specs.errors import InputError, input_error
@@ -113,7 +113,6 @@ _TEXT_SIGNS = (
     (FileKind.SLURM_CONF, r"^[ \t]*(?i:SwitchName|BlockName|RingName)="),
     (FileKind.SLURM_YAML, r"^[ \t]*-\s+topology:"),
 )
-_SCRIPT = re.compile(r"\.(sh|bash|slurm|sbatch)$", re.IGNORECASE)
 _HOST_LINE = re.compile(r"[A-Za-z][\w.\-]*")
 
 
@@ -164,15 +163,15 @@ def detect_kind(text: str, file: str = "") -> str:
     start = text.lstrip()[:2]
     if start[:1] == "{" and start != "{'":  # a log of the Hugging Face trainer prints Python's dictionaries
         return _json_kind(text, file)
-    script = _SCRIPT.search(file) is not None or text.startswith("#!")
+    script = SCRIPT.search(file) is not None or text.startswith("#!")
     for kind, sign in _signs():
         # a script may quote a log, and asks Slurm for its nodes
         if not (script and kind in FileKind.__members__.values()) and re.search(sign, text, re.MULTILINE):
             return kind
     if script:
-        raise input_error(
-            "starts no trainer that is known", "name its kind: " + ", ".join(KINDS), key="kind", file=file
-        )
+        allowed = "name its kind: " + ", ".join(KINDS)
+        raise input_error("starts no trainer that is known", allowed, key="kind", file=file)
+    # A PBS node file has no sign but that it holds nothing else than names, so it is looked for last.
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     named_json = file.lower().endswith(".json")
     if lines and not named_json and all(_HOST_LINE.fullmatch(line) for line in lines):
@@ -237,6 +236,7 @@ class Around:
         except (OSError, RuntimeError, ValueError):  # links in a circle, and names that no file can have
             return None
         root = (root, *root.parents)[min(LEVELS_UP, len(root.parents))]
+        # A script of a stranger must not bring in what lies elsewhere on this machine, nor files that no script names.
         if not place.is_relative_to(root) or place.suffix not in NAMED_BY_SCRIPTS or not place.is_file():
             return None
         return read_text(place)
@@ -266,9 +266,8 @@ def import_text(
         return Imported(kind=chosen, value=_checked(read(text, file, **{**offered, **options})))
     except InputError as error:
         # helpers deep in an importer do not know the file's name
-        raise InputError(
-            *(replace(problem, file=problem.file or file) for problem in error.problems)
-        ) from None
+        named = (replace(problem, file=problem.file or file) for problem in error.problems)
+        raise InputError(*named) from None
 
 
 def _reader(kind: str) -> Callable[..., Any]:

@@ -59,6 +59,17 @@ def uneven_ends(layout: Layout) -> tuple[int, int] | None:
     return None if 0 in chunks[0] else (chunks[0][0] * layout.vp, chunks[0][-1] * layout.vp)
 
 
+def full_recomputation(layout: Layout) -> tuple[str, int]:
+    """Return Megatron-LM's method and number of layers for full recomputation.
+
+    ``uniform`` cuts all layers into groups of the number, ``block`` repeats the first ones of every chunk. Where every
+    layer is repeated both are the same work, and ``uniform`` is how it is usually written.
+    """
+    if all(stage.recomputed == stage.layers for stage in layout.stages):
+        return "uniform", max(layout.recompute.group, 1)
+    return "block", max(stage.recomputed for stage in layout.stages)
+
+
 def counted_ends(layout: Layout) -> tuple[bool, bool] | None:
     """Whether the first and the last of otherwise equal stages hold one layer fewer, else None."""
     counts = stage_counts(layout)

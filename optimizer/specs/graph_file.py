@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.specs.document import parse_document, read_text
 from layoutopt.optimizer.specs.errors import InputError, input_error
+from layoutopt.optimizer.specs.layout_string import shorten
 from layoutopt.optimizer.specs.units import shown
 
 if TYPE_CHECKING:
@@ -29,9 +30,8 @@ def read_graph(path: Path) -> Mapping[str, Any]:
     """
     text = read_text(path, max_bytes=MAX_BYTES)
     file = str(path)
-    if path.suffix.lower() in {".graphml", ".xml"}:
-        return _from_xml(text, file)
-    return check_graph(_node_link(text, file), replace(parse_document("{}", file), lines={}), ())
+    plain = graphml(text, file) if path.suffix.lower() in {".graphml", ".xml"} else _node_link(text, file)
+    return check_graph(plain, replace(parse_document("{}", file), lines={}), ())
 
 
 def _node_link(text: str, file: str) -> Any:
@@ -43,9 +43,8 @@ def _node_link(text: str, file: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise input_error(
-            f"not valid JSON: {error.msg}", "a node-link graph", file=file, line=error.lineno
-        ) from None
+        what = f"not valid JSON: {error.msg}"
+        raise input_error(what, "a node-link graph", file=file, line=error.lineno) from None
     except (ValueError, RecursionError):
         raise input_error("not valid JSON: numbers too long or nested too deeply", file=file) from None
 
@@ -59,9 +58,8 @@ def check_graph(graph: Any, document: Document, path: KeyPath) -> Mapping[str, A
     nodes, edges = graph.get("nodes"), graph.get("edges", graph.get("links"))
     for key, items in (("nodes", nodes), ("edges", edges)):
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-            raise InputError(
-                document.problem((*path, key), "is not a list of mappings", "nodes and edges (or links)")
-            )
+            what = "is not a list of mappings"
+            raise InputError(document.problem((*path, key), what, "nodes and edges (or links)"))
     problems = list(_faults(nodes, edges, document, path))
     if problems:
         raise InputError(*problems[:20])
@@ -91,33 +89,33 @@ def _faults(
                 yield document.problem((*path, "edges", index), what, "the id of a node")
 
 
-def _from_xml(text: str, file: str) -> Mapping[str, Any]:
-    """Read GraphML without document types, which can expand without end."""
+def graphml(text: str, file: str) -> dict[str, Any]:
+    """Read GraphML as a node-link mapping, which is not checked yet. Raises ``InputError`` where there is no graph."""
     from xml.etree import ElementTree
 
+    # Entities of a document type can make a small file unfold without end.
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise input_error("document type declarations are not accepted", "plain GraphML", file=file)
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
-        raise input_error("not valid XML", "GraphML", file=file, line=error.position[0]) from None
+        what = f"not valid XML: {shorten(error)}"
+        raise input_error(what, file=file, line=error.position[0]) from None
     except ValueError:
         raise input_error("not valid XML", "GraphML", file=file) from None
-    graph = root.find("{*}graph")
+    # Files differ in whether they name GraphML's namespace.
+    graph = root.find("{*}graph") if root.tag.endswith("graphml") else None
     if graph is None:
-        raise input_error("no graph element", "GraphML", file=file)
+        raise input_error("no graph element", "a GraphML document", file=file)
     keys = {key.get("id", ""): key for key in root.findall(".//{*}key")}
-    plain = {
-        "directed": graph.get("edgedefault") == "directed",
-        "nodes": [
-            {"id": node.get("id"), **_attributes(node, keys, file)} for node in graph.findall(".//{*}node")
-        ],
-        "edges": [
-            {"source": edge.get("source"), "target": edge.get("target"), **_attributes(edge, keys, file)}
-            for edge in graph.findall(".//{*}edge")
-        ],
-    }
-    return check_graph(plain, parse_document("{}", file), ())
+
+    def read(kind: str, *names: str) -> list[dict[str, Any]]:
+        """Return the elements of a kind with some of their own names and all of their data."""
+        found = graph.findall(f".//{{*}}{kind}")
+        return [{name: one.get(name) for name in names} | _attributes(one, keys, file) for one in found]
+
+    directed = graph.get("edgedefault") == "directed"
+    return {"directed": directed, "nodes": read("node", "id"), "edges": read("edge", "source", "target")}
 
 
 def _attributes(element: Element, keys: dict[str, Element], file: str) -> dict[str, Any]:
@@ -129,7 +127,8 @@ def _attributes(element: Element, keys: dict[str, Element], file: str) -> dict[s
         name, kind = key.get("attr.name") or key.get("id") or "", key.get("attr.type", "string")
         value = (data.text or "").strip()
         try:
-            found[name] = value == "true" if kind == "boolean" else _TYPES.get(kind, str)(value)
+            # XML's booleans are in small letters, Python's writers have others
+            found[name] = value.lower() == "true" if kind == "boolean" else _TYPES.get(kind, str)(value)
         except ValueError:
-            raise input_error(f"{name}: {shown(value)} is not a {kind}", "a number", file=file) from None
+            raise input_error(f"{shown(value)} is not a {kind}", "a number", key=name, file=file) from None
     return found

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from layoutopt.optimizer.frameworks.registry import Framework
-from layoutopt.optimizer.interop.launch.keys import megatron_job
+from layoutopt.optimizer.interop.launch.keys import megatron_job, whole_layers
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
 from layoutopt.optimizer.interop.records import ImportedJob, JobOptions, JobTraining
-from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
-from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Granularity, Precision, Schedule
+from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Precision, Schedule
 
 PREFIX = "parallelism_config_"
 STRATEGIES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3, "HYBRID_SHARD_ZERO2": 2}
@@ -108,17 +108,13 @@ def _strategy(fsdp: Fields) -> str | None:
 def _layout(
     parallel: Fields, fsdp: Fields, zero: int | None, gpus: int | None, root: Fields
 ) -> PartialLayout:
-    sizes = {
-        name: parallel.count(f"{PREFIX}{name}_size")
-        for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-    }
+    axes = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+    sizes = {name: parallel.count(f"{PREFIX}{name}_size") for name in axes}
     # without a parallelism configuration all processes shard, or all replicate
     if not parallel.data:
         sizes["dp_shard" if zero != 0 else "dp_replicate"] = gpus or 1
         _share_out(sizes, fsdp, gpus, root)
-    product = 1
-    for size in sizes.values():
-        product *= size
+    product = prod(sizes.values())
     if gpus is not None and product != gpus:
         shown = " * ".join(f"{name}={size}" for name, size in sizes.items())
         fix = f"set dp_replicate_size to {gpus // product}" if gpus % product == 0 else f"a divisor of {gpus}"
@@ -137,10 +133,11 @@ def _layout(
         ep=1,
         etp=1,
         dp=sizes["dp_replicate"] * sizes["dp_shard"] if gpus is not None or parallel.data else None,
+        # over one rank nothing is sharded, whatever the strategy is called
         zero=zero if sizes["dp_shard"] * context > 1 or zero is None or gpus is None else 0,
         hsdp_shard=sizes["dp_shard"] * context if hybrid and zero else None,
         # the training script may turn it on as well
-        recompute=None if full is None else Recompute(granularity=Granularity.FULL) if full else Recompute(),
+        recompute=whole_layers(full),
         schedule=Schedule.NONE,
         mesh_order=DEFAULT_MESH_ORDER,
     )
@@ -180,9 +177,6 @@ def _missing(
     if gpus is None and layout.dp is None:
         missing.append("num_processes")
     if words not in PRECISIONS:
-        missing.append(
-            "a precision: mixed_precision no trains in 32 bits, which is not modelled"
-            if words == "no"
-            else "mixed_precision"
-        )
+        single = "a precision: mixed_precision no trains in 32 bits, which is not modelled"
+        missing.append(single if words == "no" else "mixed_precision")
     return tuple(missing)

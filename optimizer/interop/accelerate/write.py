@@ -40,9 +40,9 @@ def export(target: Target) -> ExportedJob:
         "parallelism_config_cp_size": 1 if ulysses else layout.cp,
     }
     if layout.cp > 1 and not ulysses:
-        parallel["parallelism_config_cp_comm_strategy"] = (
-            "allgather" if preset.cp_comm is CpComm.ALL_GATHER else "alltoall"
-        )
+        # its alltoall passes keys and values around a ring
+        gathers = preset.cp_comm is CpComm.ALL_GATHER
+        parallel["parallelism_config_cp_comm_strategy"] = "allgather" if gathers else "alltoall"
     if layout.cp > 1 and ulysses:
         parallel["parallelism_config_sp_size"] = layout.cp
     data: dict[str, Any] = {
@@ -64,11 +64,7 @@ def export(target: Target) -> ExportedJob:
     }
     if target.nodes > 1:
         # With c10d every node starts the same command; static rendezvous needs the rank of each machine.
-        data |= {
-            "rdzv_backend": "c10d",
-            "main_process_ip": HEAD_NODE,
-            "main_process_port": RENDEZVOUS_PORT,
-        }
+        data |= {"rdzv_backend": "c10d", "main_process_ip": HEAD_NODE, "main_process_port": RENDEZVOUS_PORT}
     if target.checkpoint is not None and target.checkpoint.asynchronous:
         notes.append("checkpoints are saved by the training script: asynchronous saving is its business")
     chosen = target.training.optimizer

@@ -47,9 +47,7 @@ def _named(command: LaunchCommand) -> tuple[str, Sequence[str]] | None:
 
 def _job(fields: Fields, beside: Callable[[str], str | None], started: int | None) -> ImportedJob:
     """Read the settings; ``started`` are the processes of a launcher."""
-    notes: list[str] = [
-        "Hugging Face models on PyTorch FSDP or DeepSpeed: judged as accelerate's or DeepSpeed's"
-    ]
+    notes = ["Hugging Face models on PyTorch FSDP or DeepSpeed: judged as accelerate's or DeepSpeed's"]
     missing: list[str] = []
     tp = fields.count("tensor_parallel_size")
     cp = fields.count("context_parallel_size", "sequence_parallel_degree")
@@ -59,9 +57,9 @@ def _job(fields: Fields, beside: Callable[[str], str | None], started: int | Non
     accumulation = fields.count("gradient_accumulation_steps")
     gpus = started if shard is None else shard * replicas * tp * cp
     named = fields.text("deepspeed")
-    stated: dict[str, Any] = (
-        {"zero": _zero(fields)} if named is None else named_deepspeed(named, beside, notes, missing)
-    )
+    stated: dict[str, Any] = {"zero": _zero(fields)}
+    if named is not None:
+        stated = named_deepspeed(named, beside, notes, missing)
     if fields.count("expert_parallel_size") > 1:
         raise fields.fail("expert_parallel_size", "axolotl takes it out of the world: not modelled", "1")
     dp = shard * replicas if shard else gpus // (tp * cp) if gpus and gpus % (tp * cp) == 0 else None
@@ -97,6 +95,7 @@ def _job(fields: Fields, beside: Callable[[str], str | None], started: int | Non
 
 
 def _zero(fields: Fields) -> int:
+    # A shard degree alone turns FSDP on; a file with none of these trains whole copies.
     if "fsdp_version" not in fields and "fsdp_config" not in fields and "fsdp" not in fields:
         return 0 if fields.integer("dp_shard_size") in (None, 1) else 3
     return 2 if fields.section("fsdp_config").flag("reshard_after_forward") is False else 3

@@ -51,6 +51,7 @@ def named_deepspeed(
             "micro_batch": job.layout.micro_batch, "accumulation": job.layout.micro_batches,
             "global_batch": job.training.global_batch, "named": name,
         }  # fmt: skip
+    # ds_z3_offload_config.json, zero2.json: examples are called after what they hold, and are often not handed on.
     match = _STAGE.search(name)
     if match is None:
         missing.append(f"the ZeRO stage of {shorten(name)}, which was not found")
@@ -86,6 +87,7 @@ def require_agreement(
     own = [kind for kind, key in flags.items() if str(fields.raw(key) or False).lower() == "true"]
     if own and stated["precision"] in flags:
         pairs.append((flags[own[0]], own[0], f"{flags[stated['precision']]}.enabled", stated["precision"]))
+    # The batch follows from the values before: where one of those differs, its own difference says nothing new.
     if not any(mine and theirs and mine != theirs for _, mine, _, theirs in pairs):
         pairs.append(("global batch", batch, "train_batch_size", stated["global_batch"]))
     problems = [

@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 TOP_KEYS = (
-    "train_batch_size",
-    "train_micro_batch_size_per_gpu",
-    "gradient_accumulation_steps",
-    "zero_optimization",
-)
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_optimization",
+)  # fmt: skip
 
 
 class _DeepSpeedFields(Fields):
@@ -59,9 +56,8 @@ def import_deepspeed(text: str, file: str = "", gpus: int | None = None) -> Impo
         dp = gpus // (tp * cp * stages)
     device = fields.section("zero_optimization").section("offload_param").text("device")
     if device in {"cpu", "nvme"}:
-        notes.append(
-            f"offload_param {device}: parameters in host memory are not modelled; memory is overestimated"
-        )
+        said = "parameters in host memory are not modelled; memory is overestimated"
+        notes.append(f"offload_param {device}: {said}")
     layout = PartialLayout(
         tp=tp,
         sp=False,
@@ -78,15 +74,14 @@ def import_deepspeed(text: str, file: str = "", gpus: int | None = None) -> Impo
         mesh_order=DEFAULT_MESH_ORDER,
     )
     world = gpus if gpus is not None else dp * tp * cp * stages if dp is not None and stages else None
+    whole_batch = batch
+    if batch is None and dp is not None and micro_batch and accumulation:
+        whole_batch = dp * micro_batch * accumulation
     job = ImportedJob(
         framework=Framework.DEEPSPEED,
         layout=layout,
         training=JobTraining(
-            global_batch=batch
-            if batch is not None or dp is None
-            else dp * micro_batch * accumulation
-            if micro_batch and accumulation
-            else None,
+            global_batch=whole_batch,
             precision=_precision(fields),
             grad_bytes=_grad_bytes(fields),
             optimizer=named_optimizer(Framework.DEEPSPEED, fields.section("optimizer").text("type"), notes),
@@ -109,10 +104,8 @@ def _batch(fields: Fields) -> tuple[int | None, int | None, int | None, int | No
     if batch is None or micro_batch is None or accumulation is None:
         return micro_batch, accumulation, batch, None
     if batch % (micro_batch * accumulation):
-        raise fields.fail(
-            "train_batch_size",
-            f"{batch} is not a multiple of micro-batch {micro_batch} * accumulation {accumulation}",
-        )
+        what = f"{batch} is not a multiple of micro-batch {micro_batch} * accumulation {accumulation}"
+        raise fields.fail("train_batch_size", what)
     return micro_batch, accumulation, batch, batch // (micro_batch * accumulation)
 
 
@@ -129,11 +122,10 @@ def _zero(fields: Fields, notes: list[str]) -> tuple[int, int | None]:
 
 def _stages(fields: Fields, zero: int, notes: list[str]) -> int | None:
     """Return the pipeline's stages: in the model's code unless the file says how many; ZeRO-2 and 3 exclude them."""
-    if zero >= 2 or "pipeline" not in fields:
-        if zero < 2:
-            notes.append(
-                "assumed: one stage, the file has no pipeline section; stages are in the model's code"
-            )
+    if zero >= 2:  # refused by the engine (deepspeed/runtime/pipe/engine.py)
+        return 1
+    if "pipeline" not in fields:
+        notes.append("assumed: one stage, the file has no pipeline section; stages are in the model's code")
         return 1
     stated = fields.section("pipeline").raw("stages")
     return stated if isinstance(stated, int) and not isinstance(stated, bool) and stated > 0 else None

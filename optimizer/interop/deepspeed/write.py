@@ -50,6 +50,11 @@ def deepspeed_config(target: Target) -> dict[str, Any]:
     }
 
 
+def deepspeed_words(target: Target, script: str) -> list[str]:
+    """Return how DeepSpeed's launcher starts a script, one process per GPU."""
+    return ["deepspeed", "--num_nodes", str(target.nodes), "--num_gpus", str(target.gpus_per_node), script]
+
+
 def export(target: Target) -> ExportedJob:
     """Write ``ds_config.json`` for a Hugging Face model and the trainer's command line."""
     layout = target.layout
@@ -59,19 +64,17 @@ def export(target: Target) -> ExportedJob:
     if layout.cp > 1:
         config["sequence_parallel_size"] = layout.cp
     if layout.ep > 1:
-        config["expert_parallel"] = {
-            "enabled": True,
-            "autoep_size": layout.ep,
-            "preset_model": _preset_model(target.model),
-        }
+        preset = _preset_model(target.model)
+        config["expert_parallel"] = {"enabled": True, "autoep_size": layout.ep, "preset_model": preset}
     recompute = layout.recompute.granularity is Granularity.FULL
     notes = ["a JSON has no comments: written for DeepSpeed " + target.version]
     if target.nodes > 1:
         notes.append(f"placeholder: {IN_HOSTFILE}")
     if recompute:
-        notes.append(
+        said = (
             "recomputation is turned on by the trainer (--gradient_checkpointing), the JSON has no key for it"
         )
+        notes.append(said)
     flags: Flags = [
         ("--deepspeed", "ds_config.json"),
         ("--per_device_train_batch_size", layout.micro_batch),
@@ -80,14 +83,7 @@ def export(target: Target) -> ExportedJob:
         ("--gradient_checkpointing", recompute),
         ("--save_steps", target.checkpoint.interval_steps if target.checkpoint else None),
     ]
-    start = [
-        "deepspeed",
-        "--num_nodes",
-        str(target.nodes),
-        "--num_gpus",
-        str(target.gpus_per_node),
-        "train.py",
-    ]
+    start = deepspeed_words(target, "train.py")
     return ExportedJob(
         framework=target.framework,
         version=target.version,

@@ -11,7 +11,7 @@ from layoutopt.optimizer.interop.accelerate.read import STRATEGIES, import_accel
 from layoutopt.optimizer.interop.deepspeed.named import named_deepspeed, require_agreement
 from layoutopt.optimizer.interop.launch.adapters import PEFT, read_adapter
 from layoutopt.optimizer.interop.launch.command import read_launch
-from layoutopt.optimizer.interop.launch.keys import fsdp_job, model_path, name_unread
+from layoutopt.optimizer.interop.launch.keys import asking, fsdp_job, model_path, name_unread
 from layoutopt.optimizer.interop.launch.methods import method_of, note_method
 from layoutopt.optimizer.interop.launch.optimizers import hf_optimizer
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, shorten
@@ -25,12 +25,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.shell.record import Outside
 
 FLAGS = (
-    "--per_device_train_batch_size",
-    "--gradient_accumulation_steps",
-    "--model_name_or_path",
-    "--deepspeed",
-    "--fsdp",
-)
+    "--per_device_train_batch_size", "--gradient_accumulation_steps", "--model_name_or_path", "--deepspeed", "--fsdp",
+)  # fmt: skip
 LENGTHS = (
     "max_seq_length", "max_length", "block_size", "max_seq_len", "model_max_length", "cutoff_len", "max_source_length",
 )  # fmt: skip
@@ -66,9 +62,8 @@ def import_trainer(text: str, file: str = "", outside: Outside | None = None) ->
         """Read the flags of one command."""
         fields = command.fields(file=file)
         job = _job(fields, command.gpus, command.text_of, method_of(command.words))
-        asked = tuple(f"{fields.path(key)}: {why}" for key, why in fields.left_open.items())
-        beside = (f"other flags: {fields.unsaid}",) if fields.unsaid else ()
-        return replace(job, missing=(*job.missing, *asked, *beside))
+        asked = {fields.path(key): why for key, why in fields.left_open.items()}
+        return asking(job, asked | ({"other flags": fields.unsaid} if fields.unsaid else {}))
 
     return read_launch(text, FLAGS, build, file, outside)
 
@@ -120,9 +115,8 @@ def _job(
         return job
     # what the file may state is no default
     opened = dict.fromkeys(("tp", "cp", "sp", "dp", "hsdp_shard", "micro_batches"))
-    return replace(
-        job, layout=replace(job.layout, **opened), training=replace(job.training, global_batch=None)
-    )
+    training = replace(job.training, global_batch=None)
+    return replace(job, layout=replace(job.layout, **opened), training=training)
 
 
 def _adapter_kind(fields: Fields) -> str:
@@ -142,13 +136,10 @@ def _recompute(fields: Fields) -> bool | None:
 
 
 def _precision(fields: Fields) -> Precision | None:
-    named = {
-        "bfloat16": Precision.BF16,
-        "float16": Precision.FP16,
-        "bf16": Precision.BF16,
-        "fp16": Precision.FP16,
-    }
-    for key, precision in (("bf16", Precision.BF16), ("fp16", Precision.FP16)):
+    switches = {"bf16": Precision.BF16, "fp16": Precision.FP16}
+    named = switches | {"bfloat16": Precision.BF16, "float16": Precision.FP16}
+    # The Trainer's own switches decide; the other words are those of scripts around it.
+    for key, precision in switches.items():
         if str(fields.raw(key) or False).lower() in ("true", "yes", "1"):
             return precision
     return named.get(str(fields.raw("mixed_precision") or fields.raw("dtype") or fields.raw("torch_dtype")))
@@ -169,9 +160,8 @@ def _stated_elsewhere(
         return _accelerate(str(fields.raw("config_file")), beside, notes, missing)
     words = fields.raw("fsdp")
     if words is not None and words is not False:
-        return _fsdp(
-            words if isinstance(words, list) else str(words).replace(",", " ").split(), notes, missing
-        )
+        listed = words if isinstance(words, list) else str(words).replace(",", " ").split()
+        return _fsdp(listed, notes, missing)
     if fields.raw("use_fsdp"):
         strategy = str(fields.raw("fsdp_sharding_strategy") or "FULL_SHARD").upper()
         strategy = list(STRATEGIES)[int(strategy) - 1] if strategy in {"1", "2", "3", "4", "5"} else strategy

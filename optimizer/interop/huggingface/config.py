@@ -35,13 +35,8 @@ DTYPES = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
 MTP_KEYS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 EXPERT_KEYS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
 TOP_K_KEYS = (
-    "num_experts_per_tok",
-    "experts_per_token",
-    "num_experts_per_token",
-    "moe_topk",
-    "moe_k",
-    "moe_top_k",
-)
+    "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k",
+)  # fmt: skip
 
 
 @importer
@@ -64,18 +59,16 @@ def import_config(text: str, file: str = "", name: str | None = None) -> Importe
         sequence_length=length,
         precision=_precision(fields, outer),
         notes=(
-            *reader.notes(),
-            *_left_out_notes(outer, reader),
-            *length_notes,
-            *_storage_notes(outer, fields),
+            *reader.notes(), *_left_out_notes(outer, reader), *length_notes, *_storage_notes(outer, fields),
         ),
-    )
+    )  # fmt: skip
 
 
 def _language_part(outer: Fields) -> Fields:
     key, value = outer.find(*TEXT_CONFIGS)
     if not isinstance(value, dict):
         return outer
+    # thinker_config of Qwen-Omni holds a text_config of its own beside its encoders.
     inner = outer.section(key)
     return inner.section("text_config") if isinstance(inner.data.get("text_config"), dict) else inner
 
@@ -84,20 +77,16 @@ def _towers(outer: Fields, fields: Fields) -> tuple[str, ...]:
     """Name the parts of a multimodal model that are not read, beside a nested language part or beside flat text keys."""
     nested = fields is not outer
     inner = outer.section("thinker_config").data if isinstance(outer.data.get("thinker_config"), dict) else {}
+    mappings = [key for key, value in (*outer.data.items(), *inner.items()) if isinstance(value, dict)]
+    # Beside flat text keys only names tell a tower from rope_scaling and the like; beside a nested text part every other
+    # configuration is a part of the model.
     towers = [
         as_name(key.removesuffix("_config"))
-        for key, value in (*outer.data.items(), *inner.items())
-        if isinstance(value, dict) and (_is_tower(key) or (nested and _is_other_config(key)))
+        for key in mappings
+        if MODALITIES & {*key.lower().split("_")}
+        or (nested and key.endswith("_config") and key not in NO_TOWERS)
     ]
     return tuple(dict.fromkeys(towers)) or (("everything but the language part",) if nested else ())
-
-
-def _is_tower(key: str) -> bool:
-    return any(word in MODALITIES for word in key.lower().split("_"))
-
-
-def _is_other_config(key: str) -> bool:
-    return key.endswith("_config") and key not in NO_TOWERS
 
 
 def _unread_parts(reader: ConfigReader) -> tuple[str, ...]:
@@ -115,11 +104,9 @@ def _model_type(outer: Fields, fields: Fields) -> str:
     stated = fields.text("model_type") or outer.text("model_type")
     if stated is None:
         classes = outer.words("architectures") or ("none stated",)
-        raise fields.fail(
-            "model_type",
-            f"missing (architectures: {shorten(', '.join(classes))})",
-            'add it to the file, e.g. "model_type": "llama", or write the architecture as a model file',
-        )
+        what = f"missing (architectures: {shorten(', '.join(classes))})"
+        how = 'add it to the file, e.g. "model_type": "llama", or write the architecture as a model file'
+        raise fields.fail("model_type", what, how)
     return stated
 
 
@@ -189,9 +176,8 @@ def _model(reader: ConfigReader, outer: Fields, shapes: list[LayerShape], name: 
 def _checked(model: ModelSpec, reader: ConfigReader) -> ModelSpec:
     fields = reader.fields
     if model.mla is None and model.heads % model.kv_heads:
-        raise fields.fail(
-            "num_key_value_heads", f"{model.heads} heads are not a multiple of {model.kv_heads} kv heads"
-        )
+        what = f"{model.heads} heads are not a multiple of {model.kv_heads} kv heads"
+        raise fields.fail("num_key_value_heads", what)
     if model.moe is not None and model.moe.top_k > model.moe.experts:
         raise fields.fail("num_experts_per_tok", f"top-{model.moe.top_k} of {model.moe.experts} experts")
     word_width = fields.integer("word_embed_proj_dim")
@@ -261,11 +247,8 @@ def _head_dim(reader: ConfigReader, hidden: int, heads: int) -> int:
     if reader.family.head_dim_required:
         raise reader.fields.fail("head_dim", "missing", f"{reader.family.name}'s is not hidden_size / heads")
     if hidden % heads:
-        raise reader.fields.fail(
-            "head_dim",
-            f"missing, and hidden_size {hidden} is not a multiple of {heads} heads",
-            "state head_dim",
-        )
+        what = f"missing, and hidden_size {hidden} is not a multiple of {heads} heads"
+        raise reader.fields.fail("head_dim", what, "state head_dim")
     return hidden // heads
 
 
@@ -330,14 +313,12 @@ def _groups(reader: ConfigReader) -> dict[str, int]:
 
 def _shared_width(reader: ConfigReader, width: int) -> int:
     rule = reader.family.shared
-    if reader.family.moe == "blocks":
-        return reader.size("moe_shared_expert_intermediate_size", least=0) * min(
-            1, reader.size("n_shared_experts", least=0)
-        )
+    if reader.family.moe == "blocks":  # the width is that of all shared experts, however many
+        any_shared = reader.size("n_shared_experts", least=0) > 0
+        return reader.size("moe_shared_expert_intermediate_size", least=0) if any_shared else 0
     if rule == "count":
-        return width * (
-            reader.optional("n_shared_experts", "num_shared_experts", "moe_num_shared_experts") or 0
-        )
+        keys = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+        return width * (reader.optional(*keys) or 0)
     if rule == "stated":
         return reader.size("shared_intermediate_size", least=0)
     if rule == "width":
@@ -373,11 +354,8 @@ def _linear(reader: ConfigReader, heads: int) -> LinearSpec:
 def _indexer(reader: ConfigReader) -> IndexerSpec:
     if reader.family.block_indexer:
         return _block_indexer(reader)
-    return IndexerSpec(
-        heads=reader.size("index_n_heads"),
-        head_dim=reader.size("index_head_dim"),
-        top_k=reader.size("index_topk"),
-    )
+    heads, head_dim, top_k = map(reader.size, ("index_n_heads", "index_head_dim", "index_topk"))
+    return IndexerSpec(heads=heads, head_dim=head_dim, top_k=top_k)
 
 
 def _block_indexer(reader: ConfigReader) -> IndexerSpec:
@@ -409,11 +387,11 @@ def _mamba(reader: ConfigReader) -> MambaSpec:
 
 def _sequence_length(reader: ConfigReader) -> tuple[int | None, tuple[str, ...]]:
     fields = reader.fields
+    # Long contexts are mostly reached after training, by scaling: nearly all of it ran at the length before.
     rope = fields.data.get("rope_scaling") or fields.data.get("rope_parameters")
     inner = rope.get("original_max_position_embeddings") if isinstance(rope, dict) else None
-    if isinstance(inner, int) and not isinstance(inner, bool) and inner > 0:
-        return inner, ("sequence length: the length before rope scaling",)
-    original = fields.integer("original_max_position_embeddings", "initial_context_length", least=1)
+    stated = inner if type(inner) is int and inner > 0 else None
+    original = stated or fields.integer("original_max_position_embeddings", "initial_context_length", least=1)
     if original is not None:
         return original, ("sequence length: the length before rope scaling",)
     keys = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length", "max_seq_len")
@@ -434,7 +412,6 @@ def _storage_notes(outer: Fields, fields: Fields) -> tuple[str, ...]:
     for part in (fields, outer):
         method = part.section("quantization_config").data.get("quant_method")
         if method:
-            return (
-                f"quantization_config {shorten(method)} is how weights are stored, not how they are trained",
-            )
+            said = "is how weights are stored, not how they are trained"
+            return (f"quantization_config {shorten(method)} {said}",)
     return ()

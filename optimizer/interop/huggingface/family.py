@@ -62,12 +62,8 @@ class HfFamily:
 
 @cache
 def _table() -> dict[str, Any]:
-    text = (
-        resources.files("layoutopt.optimizer.interop.huggingface")
-        .joinpath("families.yaml")
-        .read_text("utf-8")
-    )
-    return parse_yaml(text, "families.yaml")
+    folder = resources.files("layoutopt.optimizer.interop.huggingface")
+    return parse_yaml(folder.joinpath("families.yaml").read_text("utf-8"), "families.yaml")
 
 
 def _inherited(families: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
@@ -85,18 +81,15 @@ def find_family(model_type: str, file: str = "") -> HfFamily:
     families: dict[str, dict[str, Any]] = table["families"]
     reason = table["refused"].get(model_type)
     if reason:
-        raise input_error(
-            f"architecture {model_type} is not supported: {reason}", key="model_type", file=file
-        )
+        what = f"architecture {model_type} is not supported: {reason}"
+        raise input_error(what, key="model_type", file=file)
     name = table["aliases"].get(model_type, model_type)
     if name not in families:
-        near = difflib.get_close_matches(model_type, sorted(families), n=3)
-        allowed = (
-            f"nearest known: {', '.join(near)}" if near else "write the architecture as model YAML instead"
-        )
-        raise input_error(
-            f"architecture {shorten(model_type)!r} is not known", allowed, key="model_type", file=file
-        )
+        # The nearest is named and not taken: classes of similar names differ in gates, norms and what is tied.
+        near = ", ".join(difflib.get_close_matches(model_type, sorted(families), n=3))
+        allowed = f"nearest known: {near}" if near else "write the architecture as model YAML instead"
+        what = f"architecture {shorten(model_type)!r} is not known"
+        raise input_error(what, allowed, key="model_type", file=file)
     data = _inherited(families, name)
     data["notes"] = tuple(data["notes"])
     data["positions"] = tuple(data.get("positions", ()))

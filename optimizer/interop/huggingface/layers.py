@@ -43,9 +43,8 @@ def block_kinds(reader: ConfigReader) -> list[str]:
     elif pattern is not None:
         kinds = [BLOCK_LETTERS.get(letter, letter) for letter in pattern]
     else:
-        raise fields.fail(
-            "hybrid_override_pattern", "missing", "or layers_block_type: the order of the blocks"
-        )
+        allowed = "or layers_block_type: the order of the blocks"
+        raise fields.fail("hybrid_override_pattern", "missing", allowed)
     unknown = sorted({kind for kind in kinds if kind not in BLOCK_LETTERS.values()})
     if unknown or not 1 <= len(kinds) <= MAX_LAYERS:
         what = f"block kind {shorten(unknown[0])!r} is not known" if unknown else "no blocks"
@@ -78,12 +77,8 @@ def layer_shapes(reader: ConfigReader, layers: int) -> list[LayerShape]:
         for mixer, is_moe, window in zip(mixers, sparse, seen, strict=True)
     ]
     if reader.family.block_indexer:
-        chosen = block_sparse_layers(reader)
-        return (
-            [replace(shape, sparse=own, indexes=own) for shape, own in zip(shapes, chosen, strict=True)]
-            if chosen
-            else shapes
-        )
+        chosen = block_sparse_layers(reader) or [False] * layers
+        return [replace(shape, sparse=own, indexes=own) for shape, own in zip(shapes, chosen, strict=True)]
     if not reader.family.indexer:
         return shapes
     owns = _indexing_layers(reader, layers)
@@ -153,9 +148,8 @@ def _mixers(reader: ConfigReader, layers: int) -> list[Mixer]:
 
 
 def _full_layers(reader: ConfigReader, layers: int, linear: Mixer) -> list[bool]:
-    period = (
-        reader.fields.integer("full_attention_interval", least=1, most=MAX_LAYERS) or reader.family.full_every
-    )
+    stated = reader.fields.integer("full_attention_interval", least=1, most=MAX_LAYERS)
+    period = stated or reader.family.full_every
     if not reader.family.full_first:
         return [(index + 1) % period == 0 for index in range(layers)]
     skipped = linear is Mixer.KIMI_DELTA
@@ -177,6 +171,7 @@ def block_sparse_layers(reader: ConfigReader) -> list[bool]:
 def _indexing_layers(reader: ConfigReader, layers: int) -> list[bool]:
     """Tell which layers have an indexer; the others use the keys of the one before."""
     fields = reader.fields
+    # Lists name every layer and go before the period that stands for one where there is none.
     kinds, pattern = fields.words("indexer_types"), fields.data.get("index_topk_pattern")
     if kinds is not None:
         return _exact([kind == "full" for kind in kinds], reader, "indexer_types", layers)
@@ -192,9 +187,7 @@ def _block_shapes(reader: ConfigReader) -> list[LayerShape]:
     width = reader.size("intermediate_size")
     table = {
         "mamba": LayerShape(mixer=Mixer.MAMBA, mlp=Mlp.NONE),
-        "attention": LayerShape(
-            mixer=Mixer.ATTENTION, mlp=Mlp.NONE, window=reader.optional("sliding_window", least=1)
-        ),
+        "attention": LayerShape(mlp=Mlp.NONE, window=reader.optional("sliding_window", least=1)),
         "mlp": LayerShape(mixer=Mixer.NONE, mlp=Mlp.DENSE, ffn=width),
         "moe": LayerShape(mixer=Mixer.NONE, mlp=Mlp.MOE),
     }
@@ -297,27 +290,17 @@ def _window_length(reader: ConfigReader) -> int | None:
 
 
 def _listed_windows(reader: ConfigReader, kinds: tuple[str, ...], layers: int) -> list[int | None]:
-    if len(kinds) != layers:
-        raise reader.fields.fail(
-            "layer_types", f"{len(kinds)} entries for {layers} layers", "one entry per layer"
-        )
-    windows: list[int | None] = []
+    windowed = {"sliding_attention", "chunked_attention"}
+    # What only some classes build is unknown in the file of another, whatever the word means elsewhere.
+    others = {"full_attention", "attention", "indexed_attention"}
+    others |= {LINEAR} if reader.family.linear else set()
+    others |= {BLOCK_SPARSE} if reader.family.block_indexer else set()
+    _exact([kind in windowed for kind in kinds], reader, "layer_types", layers)
     for kind in kinds:
-        if kind in {"sliding_attention", "chunked_attention"}:
-            windows.append(_window_length(reader))
-        elif (
-            kind in {"full_attention", "attention", "indexed_attention"}
-            or (kind == LINEAR and reader.family.linear)
-            or (kind == BLOCK_SPARSE and reader.family.block_indexer)
-        ):
-            windows.append(None)
-        else:
-            raise reader.fields.fail(
-                "layer_types",
-                f"layer kind {shorten(kind)!r} is not supported",
-                "full, sliding or chunked attention",
-            )
-    return windows
+        if kind not in windowed | others:
+            what = f"layer kind {shorten(kind)!r} is not supported"
+            raise reader.fields.fail("layer_types", what, "full, sliding or chunked attention")
+    return [_window_length(reader) if kind in windowed else None for kind in kinds]
 
 
 def _windowed_layers(reader: ConfigReader, layers: int) -> list[bool]:
@@ -326,10 +309,9 @@ def _windowed_layers(reader: ConfigReader, layers: int) -> list[bool]:
         return [True] * layers
     if rule == "alternate":
         return [index % 2 == 0 for index in range(layers)]
-    if rule == "gemma3":
-        period = (
-            fields.integer("sliding_window_pattern", "_sliding_window_pattern", least=1, most=MAX_LAYERS) or 6
-        )
+    if rule == "gemma3":  # newer files keep the key under an underscore, and the class has 6
+        keys = ("sliding_window_pattern", "_sliding_window_pattern")
+        period = fields.integer(*keys, least=1, most=MAX_LAYERS) or 6
         return [(index + 1) % period != 0 for index in range(layers)]
     if rule == "period":
         return _by_period(reader, layers)

@@ -59,11 +59,10 @@ def _table() -> dict[str, Any]:
 def hub_model(name: str) -> ModelSpec | None:
     """Return the model of a hub name or of the folder that it was loaded to; None for one that is not listed."""
     from layoutopt.optimizer.interop.huggingface.config import (
-        import_config,  # most names are of built-in models
-    )
+        import_config,
+    )  # most names are of built-in models
 
     last = last_part(name)
-    sizes = next(
-        (sizes for shape, sizes in _table().items() if re.fullmatch(f"({shape}){CHECKPOINT}", last)), None
-    )
+    shapes = [shape for shape in _table() if re.fullmatch(f"({shape}){CHECKPOINT}", last)]
+    sizes = _table()[shapes[0]] if shapes else None
     return None if sizes is None else import_config(json.dumps(sizes), "hub.yaml", name=last).model

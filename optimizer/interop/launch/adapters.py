@@ -109,6 +109,7 @@ def _targets(fields: Fields, keys: AdapterKeys, notes: list[str]) -> tuple[Adapt
         notes.append(f"adapted modules {shorten(', '.join(words))} are unknown; priced as all of a layer's")
         return tuple(AdapterTarget)
     attention = leaves & set(MODULES[AdapterTarget.ATTENTION])
+    # Query, key, value and output are four matrices, unless the first three are one.
     if attention and len(attention) < 4 and not attention & {"qkv_proj", "query_key_value", "linear_qkv"}:
         notes.append(f"adapters on {', '.join(sorted(attention))}: priced as on all of attention's matrices")
     return found

@@ -98,6 +98,7 @@ def read_launch(
         texts.append(found or "")
         return found
 
+    # What the caller gives goes before what Slurm would set from the script's own lines.
     outside = replace(outside, variables={**slurm_variables(text), **given}, beside=noticed)
     found, complete = read_commands(text, lambda script: _best(script, flags, environment), file, outside)
     if not found:
@@ -119,6 +120,7 @@ def read_launch(
     known = {*environment, *(f"LINE_{line}" for script, _ in found for line in script.decided)}
     _require_read({name: value for name, value in given.items() if name not in known}, texts, file)
     first = _built(build, commands[0])
+    # Ways that lead to one job leave nothing to decide, however differently they get there.
     for command in commands[1:]:
         if _essence(_built(build, command)) != _essence(first):
             raise ambiguous([commands[0].script, command.script], file)
@@ -131,6 +133,7 @@ def read_launch(
 
 def _other_jobs(command: LaunchCommand, flags: Sequence[str]) -> tuple[str, ...]:
     """Name the other jobs that a script starts, by where and in what they differ from the one that is read."""
+    # Helpers of a script, a download or a conversion, share a flag or two with the trainer; jobs share most.
     own, least, script = _own_flags(command.words), _hits(command.words, flags) / 2, command.script
     others: dict[str, None] = {}
     for words, line in zip(script.commands, script.lines, strict=True):
@@ -208,6 +211,7 @@ def _open_words(words: Sequence[str]) -> tuple[str, ...]:
         if len(names) != 1 or word != hole(names[0]):
             continue
         name, array, _ = names[0].partition("[@]")
+        # Behind a flag a variable is that flag's value, unless its name says that it holds flags: $EXTRA_ARGS.
         if array or _BAGS.search(name) or not before.startswith("-"):
             found.append(name)
     return tuple(dict.fromkeys(found))

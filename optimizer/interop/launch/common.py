@@ -74,11 +74,8 @@ def selective(modules: Sequence[str], *, key: str) -> Recompute:
     """Build selective recomputation from module names. Raises ``InputError`` for an unknown one."""
     for module in modules:
         if module not in RECOMPUTE_MODULES:
-            raise input_error(
-                f"recompute module {shorten(module)!r} is not modelled",
-                "of " + ", ".join(RECOMPUTE_MODULES),
-                key=key,
-            )
+            what = f"recompute module {shorten(module)!r} is not modelled"
+            raise input_error(what, "of " + ", ".join(RECOMPUTE_MODULES), key=key)
     return Recompute(granularity=Granularity.SELECTIVE, modules=tuple(sorted(set(modules))))
 
 
@@ -90,6 +87,7 @@ def megatron_precision(
     Raises ``InputError`` for both, and for unknown recipes.
     """
     fp8, fp4 = (None if fields.raw(key) is False else fields.text(key) for key in (fp8_key, fp4_key))
+    # They come on top of bf16: while one is open, bf16 alone would be a wrong answer.
     if {fp8_key, fp4_key} & fields.left_open.keys():
         return None, None
     if fields.on("bf16") and fields.on("fp16"):
@@ -102,9 +100,8 @@ def megatron_precision(
         name = fields.text("fp8_recipe") or "delayed"
         recipe = FP8_RECIPES.get(name)
         if recipe is None:
-            raise fields.fail(
-                "fp8_recipe", f"{shorten(name)!r} is not known", "one of " + ", ".join(FP8_RECIPES)
-            )
+            known = "one of " + ", ".join(FP8_RECIPES)
+            raise fields.fail("fp8_recipe", f"{shorten(name)!r} is not known", known)
         return (Precision.MXFP8 if recipe is Fp8Recipe.MX else Precision.FP8), recipe
     if fields.on("fp16"):
         return Precision.FP16, None

@@ -18,6 +18,7 @@ from layoutopt.optimizer.specs.workload import Workload
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from layoutopt.optimizer.frameworks.abilities import Abilities
     from layoutopt.optimizer.interop.records import ImportedJob
     from layoutopt.optimizer.specs.model import ModelSpec
     from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -80,10 +81,14 @@ def complete_layout(
 DEGREES = ("tp", "cp", "pp", "ep", "zero")
 """What decides memory and traffic: open ones are asked for, never filled in."""
 
-OTHERS = {
-    "sp": "sequence parallelism off",
-    "recompute": "nothing recomputed",
-}
+OTHERS = {"sp": "sequence parallelism off", "recompute": "nothing recomputed"}
+
+
+def _abilities(job: ImportedJob) -> Abilities:
+    """Return what the release of the job's framework can do, the newest where the file names none."""
+    from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release  # it loads numpy
+
+    return abilities_of(job.framework, parse_release(job.framework, job.version))
 
 
 def require_stated(job: ImportedJob, how: str) -> None:
@@ -101,20 +106,16 @@ def require_stated(job: ImportedJob, how: str) -> None:
 
 def _is_choice(degree: str, job: ImportedJob) -> bool:
     """Whether the framework's release has more than one value of a degree."""
-    from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release  # it loads numpy
-
-    has = abilities_of(job.framework, parse_release(job.framework, job.version))
+    has = _abilities(job)
     return has.zero != (0,) if degree == "zero" else degree not in has.fixed_axes
 
 
 def assumptions(job: ImportedJob) -> tuple[str, ...]:
     """Return what is taken where a launch file leaves something else than a degree open."""
     part = job.layout
-    taken = [
-        text
-        for name, text in OTHERS.items()
-        if getattr(part, name) is None and (name != "sp" or part.tp != 1)
-    ]
+    # One rank of tensor parallelism has no sequence to split: nothing is assumed of it.
+    known = {"sp"} if part.tp == 1 else set()
+    taken = [text for name, text in OTHERS.items() if getattr(part, name) is None and name not in known]
     if job.precision is None:
         taken.append("precision bf16")
     return (*(f"assumed: {text}; the file does not state it" for text in taken), *_unmodelled(job))
@@ -122,11 +123,8 @@ def assumptions(job: ImportedJob) -> tuple[str, ...]:
 
 def _unmodelled(job: ImportedJob) -> tuple[str, ...]:
     """Say where a part of the optimizer, or one whose framework has no such saver, is priced as on the GPU."""
-    from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release  # it loads numpy
-
     share = job.options.optimizer_offload
-    savers = abilities_of(job.framework, parse_release(job.framework, job.version)).savers
-    if not share or (share == 1.0 and Saver.OFFLOAD_OPTIMIZER in savers):
+    if not share or (share == 1.0 and Saver.OFFLOAD_OPTIMIZER in _abilities(job).savers):
         return ()
     return (f"{share:.0%} of the optimizer in host memory is not modelled here; memory is overestimated",)
 
@@ -195,10 +193,7 @@ def _savers(job: ImportedJob, model: ModelSpec | None) -> tuple[Saver, ...]:
 
     Those that were filled in count too, whether the release has them or not: rules judge that.
     """
-    from layoutopt.optimizer.frameworks.registry import (
-        parse_release,
-        savers_of,  # it loads numpy
-    )
+    from layoutopt.optimizer.frameworks.registry import parse_release, savers_of  # it loads numpy
 
     stated = {
         Saver.BF16_MOMENTS: job.training.moment_bytes == 2,
@@ -214,7 +209,6 @@ def _savers(job: ImportedJob, model: ModelSpec | None) -> tuple[Saver, ...]:
 
 def _switches(job: ImportedJob) -> Switches:
     """Return the stated launch switches that the framework's release has."""
-    from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release  # it loads numpy
     from layoutopt.optimizer.solve.run_preset import named_dispatcher
 
     options = job.options
@@ -231,7 +225,7 @@ def _switches(job: ImportedJob) -> Switches:
         "compiled": options.compiled,
         "loss_chunks": options.loss_chunks,
     }
-    has = abilities_of(job.framework, parse_release(job.framework, job.version)).switches
+    has = _abilities(job).switches
     own = Switches(**{name: value for name, value in stated.items() if value in has.get(name, ())})
     filled: dict[str, Any] = job.layout.switches.stated() if job.layout.switches else {}
     return replace(own, **filled)
@@ -266,12 +260,8 @@ def complete_workload(
         needed = {"model": found, "global batch": batch, "sequence length": length}
         lacking = [name for name, value in needed.items() if value is None]
         how = {"model": "a built-in model or a model file named beside the launch file"}
-        raise InputError(
-            *(
-                Problem(what="missing in the launch file", allowed=how.get(name, ""), key=name)
-                for name in lacking
-            )
-        )
+        what = "missing in the launch file"
+        raise InputError(*(Problem(what=what, allowed=how.get(name, ""), key=name) for name in lacking))
     tokens = None if training.train_steps is None else float(training.train_steps * batch * length)
     spec = TrainingSpec(
         sequence_length=length,
@@ -302,11 +292,10 @@ def named_model(job: ImportedJob) -> ModelSpec | None:
 
 def _own_layers(job: ImportedJob, layers: int, pp: int) -> list[int]:
     """Layers per stage of a framework that balances them itself by their number; none of others."""
-    from layoutopt.optimizer.frameworks.registry import abilities_of, parse_release
     from layoutopt.optimizer.frameworks.stage_rule import Split
     from layoutopt.optimizer.space.stage_splits import own_split  # it loads numpy
 
-    rule = abilities_of(job.framework, parse_release(job.framework, job.version)).stage_rule
+    rule = _abilities(job).stage_rule
     own = own_split(rule, pp, 1, layers) if rule.split is Split.LARGER_FIRST else None
     return [] if own is None else [int(held) for held in own]
 
@@ -314,9 +303,8 @@ def _own_layers(job: ImportedJob, layers: int, pp: int) -> list[int]:
 def _dp(part: PartialLayout, gpus: int | None, problems: list[Problem]) -> int | None:
     inner = (part.tp or 1) * (part.cp or 1) * (part.pp or 1)
     if gpus is None:
-        problems.append(
-            Problem(what="missing", key="gpus", allowed="the launch file does not state how many")
-        )
+        allowed = "the launch file does not state how many"
+        problems.append(Problem(what="missing", key="gpus", allowed=allowed))
         return None
     wrong = contradiction(part, gpus)
     if wrong:
@@ -368,11 +356,8 @@ def _stages(
     if part.stages:
         return part.staged(model, pp, vp, schedule)
     layers = [stage.layers for stage in part.split or ()]
-    if (
-        not layers
-        and model.layers % (pp * vp) == 0
-        and (pp == 1 or job.framework.record.unstated.equal_stages)
-    ):
+    even = pp == 1 or job.framework.record.unstated.equal_stages
+    if not layers and even and model.layers % (pp * vp) == 0:
         layers = [model.layers // (pp * vp)] * (pp * vp)
     if not layers and vp == 1:
         layers = _own_layers(job, model.layers, pp)

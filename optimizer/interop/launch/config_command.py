@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.flags import split_flags
 from layoutopt.optimizer.interop.launch.keys import gpus_of_environment, hydra_values
+from layoutopt.optimizer.interop.launch.launchers import SCRIPT
 from layoutopt.optimizer.interop.reading import Fields, parse_yaml, shorten
 from layoutopt.optimizer.interop.shell.scripts import how_to_give
 from layoutopt.optimizer.interop.shell.values import has_hole, holes, show
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import ImportedJob
     from layoutopt.optimizer.interop.shell.record import Outside
 
-_SCRIPT = re.compile(r"\.(sh|bash|slurm|sbatch)$", re.IGNORECASE)
 _KEY = re.compile(r"^[a-z_]+:", re.MULTILINE)
 INLINE = "<flags>"
 """In place of a configuration's name: its settings are the command's own flags."""
@@ -46,12 +46,11 @@ class ConfigLaunch:
     overrides: dict[str, Any]
     gpus: int | None
     command: LaunchCommand
-    notes: tuple[str, ...]
 
 
 def is_script(text: str, file: str) -> bool:
     """Tell a script from the configuration that it would start."""
-    return bool(text.startswith("#!") or _SCRIPT.search(file) or not _KEY.search(text))
+    return bool(text.startswith("#!") or SCRIPT.search(file) or not _KEY.search(text))
 
 
 def read_config_or_launch(
@@ -68,9 +67,8 @@ def read_config_or_launch(
     launcher is seen). Raises ``InputError`` as ``read_config_launch`` does.
     """
     if not is_script(text, file):
-        return build(
-            Fields(parse_yaml(text, file), file=file), outside.beside if outside else lambda name: None, None
-        )
+        beside = outside.beside if outside else lambda name: None
+        return build(Fields(parse_yaml(text, file), file=file), beside, None)
 
     def started(launch: ConfigLaunch) -> ImportedJob:
         """Read the configuration with what the command changes."""
@@ -101,42 +99,38 @@ def read_config_launch(
         if found is None or not found[0]:
             raise input_error("starts no configuration file", "the file that holds the training", file=file)
         name, words = found
-        if name == INLINE:
-            notes: list[str] = []
-            gpus = command.gpus or gpus_of_environment(command, environment[0], environment[1], notes)
-            return build(
-                ConfigLaunch(
-                    text="{}", name=file, overrides=overrides_in(words), gpus=gpus, command=command, notes=()
-                )
-            )
-        if has_hole(name):
-            raise input_error(
-                f"the configuration comes from {shorten(show(name))}, which the script does not set",
-                f"give {how_to_give(holes(name))}",
-                file=file,
-            )
-        config = command.text_of(name)
-        if config is None:
-            what = f"the configuration {shorten(name)} was not found beside the script"
-            raise input_error(what, "the configuration itself, or the script with it beside", file=file)
-        config = _closed(config, name, file)
-        notes = []
+        notes: list[str] = []
+        config = "{}" if name == INLINE else _config_text(command, name, file)
         gpus = command.gpus or gpus_of_environment(command, environment[0], environment[1], notes)
         launch = ConfigLaunch(
             text=config,
-            name=name,
+            name=file if name == INLINE else name,
             overrides=overrides_in(words),
             gpus=gpus,
             command=command,
-            notes=(*notes, f"read from {shorten(name)}, which the script starts"),
         )
         job = build(launch)
+        if name != INLINE:
+            notes.append(f"read from {shorten(name)}, which the script starts")
+        # Both numbers are stated, and a trainer starts with the launcher's: neither is silently dropped.
         if gpus and job.gpus and job.gpus != gpus:
             said = f"contradictory: the launcher starts {gpus} processes, {shorten(name)} states {job.gpus}"
             job = replace(job, notes=(*job.notes, said))
-        return replace(job, notes=(*launch.notes, *job.notes))
+        return replace(job, notes=(*notes, *job.notes))
 
     return read_launch(text, signs, started, file, outside, environment)
+
+
+def _config_text(command: LaunchCommand, name: str, file: str) -> str:
+    """Return the text of a configuration that a command names."""
+    if has_hole(name):
+        what = f"the configuration comes from {shorten(show(name))}, which the script does not set"
+        raise input_error(what, f"give {how_to_give(holes(name))}", file=file)
+    config = command.text_of(name)
+    if config is None:
+        what = f"the configuration {shorten(name)} was not found beside the script"
+        raise input_error(what, "the configuration itself, or the script with it beside", file=file)
+    return _closed(config, name, file)
 
 
 def _closed(config: str, name: str, file: str) -> str:
@@ -147,12 +141,9 @@ def _closed(config: str, name: str, file: str) -> str:
             continue
         key = _SETTING.match(line)
         if key and CONCERNS.search(key[1]):
-            raise input_error(
-                f"{shorten(name)} states {key[1]} by {shorten(show(line).partition(key[1])[2].strip(' :='))}, "
-                "which the script does not set",
-                f"give {how_to_give(holes(line))}",
-                file=file,
-            )
+            stated = shorten(show(line).partition(key[1])[2].strip(" :="))
+            what = f"{shorten(name)} states {key[1]} by {stated}, which the script does not set"
+            raise input_error(what, f"give {how_to_give(holes(line))}", file=file)
         lines[place] = show(line)
     return "\n".join(lines)
 

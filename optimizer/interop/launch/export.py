@@ -86,7 +86,8 @@ def export(
     ctx = context_of(target.layout, workload, cluster, target.framework, target.version)
     record = launched_by(target.layout, ctx).framework.record
     module = importlib.import_module(f"layoutopt.optimizer.interop.{record.folder}.write")
-    # Trainers of Hugging Face models run the model's own code, whatever its architecture.
+    # Trainers of Hugging Face models run the model's own code, whatever its architecture. Asked before the rules, as no
+    # other layout would make such a model expressible.
     if not record.loads_models:
         require_gpt(target.model)
     reasons, nearest = nearest_launchable(target.layout, ctx)

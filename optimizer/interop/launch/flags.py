@@ -28,7 +28,8 @@ def split_flags(words: Iterable[str]) -> dict[str, Any]:
             flags[name.replace("-", "_")] = current
             current = None if equals else current
         elif current and word.endswith(".py"):
-            current = None  # the script that a launcher starts; its own flags follow
+            # the script that a launcher starts; its own flags follow. Right behind a flag it is that flag's value.
+            current = None
         elif current is not None:
             current.append(word)
     return {name: _value(values) for name, values in flags.items()}
@@ -66,8 +67,6 @@ class ArgFields(Fields):
     ) -> None:
         super().__init__(data, file=file, prefix=prefix)
         self.unsaid = unsaid
-        self.left_open: dict[str, str] = {}
-        """Keys that were asked for and whose value only the outside knows, and how to give it."""
 
     def find(self, *keys: str) -> tuple[str, Any]:
         """Return the first flag present; one whose value is not in the script is left open and counts as absent."""
@@ -111,3 +110,11 @@ class ArgFields(Fields):
         if value is None or isinstance(value, list):
             return value
         return [] if value is True else [value]
+
+
+class SettingFields(ArgFields):
+    """Settings of a configuration, which are strict about their types, and may be computed like those of a command."""
+
+    path = Fields.path
+    flag = Fields.flag
+    items = Fields.items

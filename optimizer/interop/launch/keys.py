@@ -98,6 +98,7 @@ def with_model(job: ImportedJob, path: str | None) -> ImportedJob:
         if text.removeprefix("--").replace("-", "_") not in _SIZES and not text.startswith(MODEL_MISSING)
     )
     name = built_in_model(path or "")
+    # A built-in model goes first: it knows its published parameters and a training run beside its sizes.
     own = None if name else hub_model(path or "")
     if own is not None:
         said = f"the model is {own.name} with its published sizes"
@@ -178,11 +179,7 @@ def fsdp_job(
         hsdp_shard=shard if hybrid and zero else None,
         micro_batch=micro_batch,
         micro_batches=_steps(global_batch, micro_batch, dp),
-        recompute=None
-        if recompute is None
-        else Recompute(granularity=Granularity.FULL)
-        if recompute
-        else Recompute(),
+        recompute=whole_layers(recompute),
         schedule=Schedule.NONE,
         mesh_order=DEFAULT_MESH_ORDER,
     )
@@ -214,6 +211,24 @@ def fsdp_job(
         missing=(*open_values, *missing),
     )
     return with_model(job, path)
+
+
+def whole_layers(recompute: bool | None) -> Recompute | None:
+    """Return what a switch of gradient checkpointing means: every layer or nothing; None where it is not stated."""
+    if recompute is None:
+        return None
+    return Recompute(granularity=Granularity.FULL) if recompute else Recompute()
+
+
+def asking(job: ImportedJob, left_open: Mapping[str, str]) -> ImportedJob:
+    """Name among what is missing the settings whose value only the outside knows, with how to give them."""
+    return replace(job, missing=(*job.missing, *(f"{name}: {why}" for name, why in left_open.items())))
+
+
+def note_token_batches(tokens: int, notes: list[str]) -> None:
+    """Say why a micro-batch is open: as many sequences as their lengths, which no file knows, let into it."""
+    said = f"micro-batches hold up to {tokens} tokens of unequal sequences: the micro-batch is left open"
+    notes.append(said)
 
 
 def _steps(batch: int | None, micro_batch: int | None, dp: int | None) -> int | None:

@@ -5,8 +5,15 @@ A launcher has no preset and no rules of its own: a job that it starts is one of
 
 from __future__ import annotations
 
+import re
+
 from layoutopt.optimizer.frameworks.record import LaunchFormat
 
+SCRIPT = re.compile(r"\.(sh|bash|slurm|sbatch)$", re.IGNORECASE)
+"""How the names of scripts end."""
+
+# A text is taken for the first of these whose sign it has: verl, slime and ms-swift pass Megatron's own flags on, and the
+# keys of Hugging Face's trainer stand in the files of axolotl and LLaMA-Factory too.
 LAUNCHERS = {
     launch.kind: launch
     for launch in (

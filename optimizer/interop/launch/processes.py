@@ -99,6 +99,7 @@ def launched_gpus(words: Sequence[str], text: str = "") -> int | None:
         return _of_torchrun(found, stated, launcher)
     if names & set(_MPI):
         stated = _of_mpi(stated, launcher)
+    # A launcher's own number is of processes; Slurm's tasks may each be such a launcher, so that they count last.
     if "own_processes" in stated:
         return stated["own_processes"]
     if "own_per_node" in stated:
@@ -136,6 +137,7 @@ def _of_batch(found: dict[str, int], stated: dict[str, int]) -> int | None:
 
 def _of_mpi(stated: dict[str, int], launcher: Sequence[str]) -> dict[str, int]:
     """Read ``mpirun -n 16 -N 8 -H host:8,host:8`` in MPI's sense."""
+    # Slurm's -N is nodes and its -n tasks, MPI's -N the processes of a node and its -n all of them.
     found = {key: value for key, value in stated.items() if key not in ("tasks", "nodes")}
     if "tasks" in stated:
         found["own_processes"] = stated["tasks"]

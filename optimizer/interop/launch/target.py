@@ -54,12 +54,8 @@ class Target:
     @property
     def steps(self) -> int | None:
         """Optimizer steps of the run, None if its tokens are not stated."""
-        tokens = self.training.total_tokens
-        return (
-            None
-            if tokens is None
-            else max(1, round(tokens / (self.training.sequence_length * self.global_batch)))
-        )
+        tokens, per_step = self.training.total_tokens, self.training.sequence_length * self.global_batch
+        return None if tokens is None else max(1, round(tokens / per_step))
 
 
 def framework_named(name: str) -> Framework:
@@ -114,6 +110,7 @@ def make_target(
         )
     stated = version_text(framework, version)
     ctx = context_of(layout, workload, cluster, framework, stated)
+    # Stages are built from what the layout really does, and once they are there more of it may mean nothing.
     whole = effective(with_stages(effective(layout, ctx), ctx), ctx)
     return Target(
         framework=framework,

@@ -36,11 +36,8 @@ MEGATRON_KEYS = (
 """Keys of its Megatron path (USE_MCA=1), which are Megatron's own."""
 
 KNOWN = (
-    *MEGATRON_KEYS,
-    "disable_gradient_checkpointing",
-    "gradient_checkpointing",
-    "per_device_train_batch_size",
-)
+    *MEGATRON_KEYS, "disable_gradient_checkpointing", "gradient_checkpointing", "per_device_train_batch_size",
+)  # fmt: skip
 
 
 @importer
@@ -56,6 +53,7 @@ def _named(command: LaunchCommand) -> tuple[str, Sequence[str]] | None:
     found = after(command.words, "train", "llamafactory.launcher", "src/train.py")
     if found is None or found[0].lower().endswith((".yaml", ".yml", ".json")) or has_hole(found[0]):
         return found
+    # train.py takes the settings as flags as well: then the first word behind it is one flag's value, and no file.
     flags = next((place for place, word in enumerate(command.words) if word.startswith("--")), None)
     return found if flags is None else (INLINE, command.words[flags:])
 
@@ -69,9 +67,9 @@ def _job(fields: Fields, beside: Callable[[str], str | None], gpus: int | None) 
     name_unread(list(fields.data), KNOWN, notes)
     micro_batch = fields.integer("per_device_train_batch_size", least=1)
     accumulation = fields.count("gradient_accumulation_steps")
-    notes.append(
-        f"the global batch is {micro_batch or '?'} * {accumulation} sequences per data-parallel rank"
-    )
+    # The file cannot know it: how many ranks there are is in the launcher's environment.
+    said = f"the global batch is {micro_batch or '?'} * {accumulation} sequences per data-parallel rank"
+    notes.append(said)
     if any(fields.data.get(key) is not None for key in MEGATRON_KEYS):
         return _megatron(fields, micro_batch, accumulation, adapter, notes, gpus)
     missing: list[str] = []

@@ -43,28 +43,28 @@ def gpu_count(nodes: NodeSet, gpus_per_node: int) -> int:
 def _of_nodes(gpu: GpuSpec, found: NodeSet) -> ClusterSpec:
     per_node = found.gpus_per_node or gpu.gpus_per_node
     count = gpu_count(found, gpu.gpus_per_node)
+    domain = _domain(gpu, per_node)
     cluster = replace(
         reference_cluster(gpu.name, count),
         gpus_per_node=per_node,
         nics_per_node=per_node,
-        # An NVL72's domain spans nodes, whatever the scheduler calls one.
-        nvlink_domain=gpu.nvlink_domain
-        if gpu.nvlink_domain > gpu.gpus_per_node
-        else min(gpu.nvlink_domain, per_node),
+        nvlink_domain=domain,
     )
     sizes = Counter(len(block.nodes) for block in found.blocks if block.nodes)
     leaf = max(sizes, default=0)
-    if (
-        len(sizes) != 1
-        or not per_node < leaf * per_node < count
-        or sum(sizes.values()) * leaf != len(found.nodes)
-    ):
+    equal = len(sizes) == 1 and sum(sizes.values()) * leaf == len(found.nodes)
+    if not equal or not per_node < leaf * per_node < count:
         return cluster  # no blocks, blocks of several sizes, or one that holds all: nothing to tell apart
     levels = (
         NetworkLevel(name="leaf", gpus=leaf * per_node, latency_s=LEAF_LATENCY_S),
         NetworkLevel(name="spine", gpus=count, latency_s=MODULAR_LATENCY_S),
     )
     return replace(cluster, levels=levels)
+
+
+def _domain(gpu: GpuSpec, per_node: int) -> int:
+    """Return the NVLink domain: an NVL72's spans nodes, whatever a scheduler calls one; others end at the node."""
+    return gpu.nvlink_domain if gpu.nvlink_domain > gpu.gpus_per_node else min(gpu.nvlink_domain, per_node)
 
 
 def _of_node(gpu: GpuSpec, found: GpuTopology) -> ClusterSpec:
@@ -81,11 +81,10 @@ def _of_node(gpu: GpuSpec, found: GpuTopology) -> ClusterSpec:
 def _of_graph(gpu: GpuSpec, graph: dict[str, Any]) -> ClusterSpec:
     kinds = Counter(str(node.get("kind")) for node in graph["nodes"])
     if not kinds["gpu"]:
-        raise input_error(
-            "the graph has no node of kind gpu", "nodes with kind: gpu, nvswitch, host, nic, switch"
-        )
+        allowed = "nodes with kind: gpu, nvswitch, host, nic, switch"
+        raise input_error("the graph has no node of kind gpu", allowed)
     cluster = reference_cluster(gpu.name, kinds["gpu"])
     hosts = kinds["host"]
     per_node = kinds["gpu"] // hosts if hosts and kinds["gpu"] % hosts == 0 else gpu.gpus_per_node
-    domain = gpu.nvlink_domain if gpu.nvlink_domain > gpu.gpus_per_node else min(gpu.nvlink_domain, per_node)
+    domain = _domain(gpu, per_node)
     return replace(cluster, gpus_per_node=per_node, nvlink_domain=domain, nics_per_node=per_node, graph=graph)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from layoutopt.optimizer.interop.reading import importer, parse_json, parse_yaml, shorten
 from layoutopt.optimizer.specs.errors import input_error
-
-if TYPE_CHECKING:
-    from xml.etree.ElementTree import Element
+from layoutopt.optimizer.specs.graph_file import graphml
 
 MAX_ELEMENTS = 2_000_000
-_TYPES = {"int": int, "long": int, "float": float, "double": float}
 
 Graph = dict[str, Any]
 
@@ -22,47 +19,8 @@ def import_graphml(text: str, file: str = "") -> Graph:
 
     Raises ``InputError`` where there is no graph.
     """
-    root = _xml(text, file)
-    graph = root.find("{*}graph") if root.tag.endswith("graphml") else None
-    if graph is None:
-        raise input_error("no graph element", "a GraphML document", file=file)
-    keys = {key.get("id", ""): key for key in root.findall(".//{*}key")}
-    nodes = [{"id": node.get("id"), **_attributes(node, keys, file)} for node in graph.findall(".//{*}node")]
-    edges = [
-        {"source": edge.get("source"), "target": edge.get("target"), **_attributes(edge, keys, file)}
-        for edge in graph.findall(".//{*}edge")
-    ]
-    return _checked(nodes, edges, graph.get("edgedefault") == "directed", file)
-
-
-def _xml(text: str, file: str) -> Element:
-    from xml.etree import ElementTree
-
-    # entities can grow a small file without bound
-    if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise input_error("document type declarations are not accepted", "plain GraphML", file=file)
-    try:
-        return ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise input_error(f"not valid XML: {shorten(error)}", file=file, line=error.position[0]) from None
-    except ValueError:
-        raise input_error("not valid XML", file=file) from None
-
-
-def _attributes(element: Element, keys: dict[str, Element], file: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for data in element.findall("{*}data"):
-        key = keys.get(data.get("key", ""))
-        if key is None:
-            raise input_error(f"key {shorten(data.get('key'))!r} is not declared", "a key element", file=file)
-        name = key.get("attr.name") or key.get("id") or ""
-        kind = key.get("attr.type", "string")
-        value = (data.text or "").strip()
-        try:
-            found[name] = value.lower() == "true" if kind == "boolean" else _TYPES.get(kind, str)(value)
-        except ValueError:
-            raise input_error(f"{shorten(value)!r} is not a {kind}", key=name, file=file) from None
-    return found
+    plain = graphml(text, file)
+    return _checked(plain["nodes"], plain["edges"], plain["directed"], file)
 
 
 @importer
@@ -87,9 +45,8 @@ def import_node_link(text: str, file: str = "") -> Graph:
 
 def _checked(nodes: list[dict[str, Any]], edges: list[dict[str, Any]], directed: bool, file: str) -> Graph:
     if not nodes or len(nodes) + len(edges) > MAX_ELEMENTS:
-        raise input_error(
-            f"graph has {len(nodes)} nodes and {len(edges)} edges", "at least one node", file=file
-        )
+        what = f"graph has {len(nodes)} nodes and {len(edges)} edges"
+        raise input_error(what, "at least one node", file=file)
     names = [node.get("id") for node in nodes]
     if not all(isinstance(name, str | int) for name in names):
         raise input_error("a node has no id", "an id per node", key="nodes", file=file)
@@ -100,7 +57,6 @@ def _checked(nodes: list[dict[str, Any]], edges: list[dict[str, Any]], directed:
         for end in ("source", "target"):
             name = edge.get(end)
             if not isinstance(name, str | int) or name not in known:
-                raise input_error(
-                    f"edge ends at unknown node {shorten(name)!r}", "a node's id", key=end, file=file
-                )
+                what = f"edge ends at unknown node {shorten(name)!r}"
+                raise input_error(what, "a node's id", key=end, file=file)
     return {"directed": directed, "nodes": nodes, "edges": edges}

@@ -107,6 +107,7 @@ def _inside(fits: Sequence[CollectiveFit], cluster: ClusterSpec) -> dict[str, So
     if gathers:
         share = _mean_bus(gathers) / cluster.gpu.nvlink_bytes_per_s
         values[f"nvlink_fraction.{family}"] = _sourced(share, gathers)
+    # Of one kind alone its own figure is taken; beside gathers, reductions tell what the switch adds.
     if reduces and not gathers:
         # in-switch sums and the share of the links cannot be told apart: their product is what was measured
         share = _mean_bus(reduces) / cluster.gpu.nvlink_bytes_per_s / _nvls_gain(cluster)

@@ -87,14 +87,13 @@ def fit_collective(table: NcclTable) -> CollectiveFit:
         raise input_error("times are the host's (-C 1)", "a run without -C", key=table.collective)
     if table.ranks < 2:
         raise input_error("one rank moves nothing", "at least two ranks", key=table.collective)
+    # Sizes that are close together leave latency and bandwidth to trade against each other.
     if len(rows) < 2 or rows[-1].size_bytes < 4 * rows[0].size_bytes:
-        raise input_error(
-            "too few message sizes", "sizes apart by a factor of 4 or more", key=table.collective
-        )
+        allowed = "sizes apart by a factor of 4 or more"
+        raise input_error("too few message sizes", allowed, key=table.collective)
     latency_s, bus = _solve(rows, table.bus_factor)
-    errors = sorted(
-        abs((latency_s + row.size_bytes * table.bus_factor / bus) / row.time_s - 1) for row in rows
-    )
+    times_s = [(latency_s + row.size_bytes * table.bus_factor / bus, row.time_s) for row in rows]
+    errors = sorted(abs(fitted / measured - 1) for fitted, measured in times_s)
     return CollectiveFit(
         collective=table.collective,
         ranks=table.ranks,
@@ -121,13 +120,8 @@ def _solve(rows: Sequence[NcclRow], factor: float) -> tuple[float, float]:
         return np.asarray(np.log((latency + moved / bandwidth) / time))
 
     # relative errors: a microsecond at 8 bytes counts like a millisecond at 8 GiB
-    result = least_squares(
-        relative_error,
-        start,
-        loss="soft_l1",
-        f_scale=0.05,
-        bounds=(np.log([1e-8, 1e6]), np.log([10.0, 1e14])),
-    )
+    bounds = (np.log([1e-8, 1e6]), np.log([10.0, 1e14]))
+    result = least_squares(relative_error, start, loss="soft_l1", f_scale=0.05, bounds=bounds)
     latency, bandwidth = np.exp(result.x)
     return float(latency), float(bandwidth)
 
@@ -151,14 +145,8 @@ def find_anomalies(table: NcclTable, *, node_bytes_per_s: float | None = None) -
 
 
 def _wrong(table: NcclTable) -> list[Anomaly]:
-    if not table.failed:
-        return []
-    return [
-        Anomaly(
-            kind="wrong_results",
-            message=f"{table.collective}: results are out of bounds, do not use this fabric",
-        )
-    ]
+    message = f"{table.collective}: results are out of bounds, do not use this fabric"
+    return [Anomaly(kind="wrong_results", message=message)] if table.failed else []
 
 
 def link_bytes_per_s(gpu: str) -> float | None:
@@ -185,6 +173,7 @@ def _one_nic(table: NcclTable, large: Sequence[NcclRow], best: float) -> list[An
     # all-to-all spreads over every NIC, so its bandwidth per GPU says nothing about how many are used
     if not across or table.collective == "alltoall" or len(large) < 2:
         return []
+    # A link that is full stays so for all larger messages; a network that is only slow goes on growing.
     flat = sum(row.busbw_bytes_per_s >= PLATEAU * best for row in large) >= len(large) / 2
     for rate in _nic_rates(table.gpu):
         if flat and NIC_REACHED[0] <= best / (rate / 8) <= NIC_REACHED[1]:

@@ -14,16 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "alltoall",
-    "broadcast",
-    "reduce",
-    "sendrecv",
-    "gather",
-    "scatter",
-)
+    "all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "reduce", "sendrecv", "gather", "scatter",
+)  # fmt: skip
 RING = ("all_gather", "reduce_scatter", "alltoall", "gather", "scatter")
 """Collectives whose size is the total over ranks and whose bus bandwidth is (n-1)/n of the algorithm's."""
 
@@ -143,6 +135,7 @@ def _comment(line: str, section: _Section) -> None:
     if words[:2] == ["size", "count"]:
         section.columns = words
     elif match := _DEVICE.match(line):
+        # Rank 0 behind rows begins the next test's list, whose banner is yet to come.
         if int(match[1]) == 0 and section.rows:
             return
         section.ranks.add(int(match[1]))
@@ -174,11 +167,7 @@ def _data(cells: Sequence[str], section: _Section) -> None:
 
 def _from_values(values: dict[str, str]) -> NcclRow | None:
     time_us = _float(values.get("time", values.get("cputime", "")))
-    size, algbw, busbw = (
-        _float(values.get("size", "")),
-        _float(values.get("algbw", "")),
-        _float(values.get("busbw", "")),
-    )
+    size, algbw, busbw = (_float(values.get(name, "")) for name in ("size", "algbw", "busbw"))
     if time_us is None or size is None or algbw is None or busbw is None:
         return None
     wrong = values.get("#wrong", values.get("error", ""))
@@ -192,6 +181,7 @@ def _from_values(values: dict[str, str]) -> NcclRow | None:
 
 
 def _float(text: str) -> float | None:
+    # N/A stands where nothing was measured, and nan or inf are not readings either.
     if not re.fullmatch(r"\d{1,20}(?:\.\d{0,25})?(?:[eE][+-]?\d{1,2})?", text):
         return None
     return float(text)
@@ -257,12 +247,8 @@ def _inferred(section: _Section, ratio: float | None, ranks: int | None) -> str 
         return "reduce_scatter"
     if rooted:
         return None
-    has_redop = "redop" in section.columns
-    return (
-        "alltoall"
-        if section.unchecked_in_place or (has_redop and "root" not in section.columns)
-        else "all_gather"
-    )
+    bare = "redop" in section.columns and "root" not in section.columns
+    return "alltoall" if section.unchecked_in_place or bare else "all_gather"
 
 
 def _ranks_from_ratio(name: str, ratio: float | None) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.reading import importer
@@ -63,23 +64,18 @@ def _devices(lines: list[str]) -> re.Pattern[str]:
     """Return what finds devices in the header: the usual names, and those of the matrix's own rows."""
     rows = [line.split(maxsplit=3) for line in lines[:MOST_LINES]]
     own = {row[0] for row in rows if len(row) > 2 and all(_LINK.fullmatch(cell) for cell in row[1:3])}
-    names = sorted(
-        (name for name in own if re.fullmatch(r"[A-Za-z][\w.-]{1,40}", name)), key=len, reverse=True
-    )
+    # The longest first: a name may begin another one, and columns may touch.
+    named = [name for name in own if re.fullmatch(r"[A-Za-z][\w.-]{1,40}", name)]
+    names = sorted(named, key=len, reverse=True)
     return re.compile(_BETWEEN.format(names="|".join((*map(re.escape, names[:MOST_DEVICES]), _KNOWN))))
 
 
 def _matrix(text: str, file: str) -> tuple[list[str], Links]:
     lines = text.splitlines()
     device = _devices(lines)
-    header = next(
-        (
-            index
-            for index, line in enumerate(lines[:MOST_LINES])
-            if len(line) <= LONGEST_LINE and (len(device.findall(line)) > 1 or _only_gpu(line))
-        ),
-        None,
-    )
+    short = [(index, line) for index, line in enumerate(lines[:MOST_LINES]) if len(line) <= LONGEST_LINE]
+    heads = (index for index, line in short if len(device.findall(line)) > 1 or _only_gpu(line))
+    header = next(heads, None)
     if header is None:
         raise input_error("no topology matrix", "the output of nvidia-smi topo -m", file=file)
     devices = device.findall(lines[header])
@@ -91,9 +87,8 @@ def _matrix(text: str, file: str) -> tuple[list[str], Links]:
             continue
         row = cells[1 : 1 + len(devices)]
         if len(row) < len(devices) or not all(_LINK.fullmatch(cell) for cell in row):
-            raise input_error(
-                f"row {cells[0]} does not match the header", "one cell per device", file=file, line=number
-            )
+            what = f"row {cells[0]} does not match the header"
+            raise input_error(what, "one cell per device", file=file, line=number)
         links |= {(cells[0], other): cell for other, cell in zip(devices, row, strict=True)}
     gpus = [device for device in devices if device.startswith("GPU")]
     missing = [gpu for gpu in gpus if (gpu, gpu) not in links]
@@ -115,14 +110,11 @@ def _largest_island(gpus: list[str], links: Mapping[tuple[str, str], str]) -> li
     """GPUs connected over NVLink, directly or through others; a single GPU when there is none."""
     left, best = set(gpus), gpus[:1]
     while left:
-        island = {min(left, key=gpus.index)}
-        grown = True
-        while grown:
-            near = {
-                gpu for gpu in left - island if any(_is_nvlink(links.get((gpu, member))) for member in island)
-            }
+        island, near = set[str](), {min(left, key=gpus.index)}
+        while near:
             island |= near
-            grown = bool(near)
+            rest = left - island
+            near = {gpu for gpu in rest if any(_is_nvlink(links.get((gpu, one))) for one in island)}
         left -= island
         if len(island) > len(best):
             best = [gpu for gpu in gpus if gpu in island]
@@ -130,7 +122,7 @@ def _largest_island(gpus: list[str], links: Mapping[tuple[str, str], str]) -> li
 
 
 def _fewest_links(domain: list[str], links: Mapping[tuple[str, str], str]) -> int:
-    pairs = [links.get((a, b)) for a in domain for b in domain if a != b]
+    pairs = map(links.get, permutations(domain, 2))
     counts = [int(link[2:]) for link in pairs if link is not None and _is_nvlink(link)]
     return min(counts, default=0)
 
@@ -139,19 +131,16 @@ def _notes(
     gpus: list[str], nics: list[str], domain: list[str], used: set[str], links: Mapping[tuple[str, str], str]
 ) -> tuple[str, ...]:
     notes = []
-    pairs = [(a, b) for a in domain for b in domain if a != b]
-    if any(not _is_nvlink(links.get(pair)) for pair in pairs):
+    if any(not _is_nvlink(links.get(pair)) for pair in permutations(domain, 2)):
         notes.append("NVLink is not all-to-all: some pairs reach each other only through others")
     if 1 < len(domain) < len(gpus):
         alone = [gpu for gpu in gpus if not any(_is_nvlink(links.get((gpu, other))) for other in gpus)]
         if alone:
-            notes.append(
-                f"{len(alone)} of {len(gpus)} GPUs have no NVLink, unlike the others: {', '.join(alone)}"
-            )
+            shown = ", ".join(alone)
+            notes.append(f"{len(alone)} of {len(gpus)} GPUs have no NVLink, unlike the others: {shown}")
     if nics and not used:
-        notes.append(
-            "no NIC is GPU-direct (PIX or PXB): traffic crosses the CPU, or a virtual machine hides the paths"
-        )
+        why = "traffic crosses the CPU, or a virtual machine hides the paths"
+        notes.append(f"no NIC is GPU-direct (PIX or PXB): {why}")
     without = [gpu for gpu in gpus if not any(links.get((gpu, nic)) in GPU_DIRECT for nic in nics)]
     if used and without:
         notes.append(f"{len(without)} of {len(gpus)} GPUs have no NIC of their own: {', '.join(without)}")

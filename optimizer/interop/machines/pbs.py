@@ -24,15 +24,15 @@ def import_pbs_nodefile(text: str, file: str = "") -> NodeSet:
         if not host or host.startswith("#"):
             continue
         if not _HOST.fullmatch(host):
-            raise input_error(
-                f"{shorten(host)!r} is not a host name", "one host per line", file=file, line=number
-            )
+            what = f"{shorten(host)!r} is not a host name"
+            raise input_error(what, "one host per line", file=file, line=number)
         hosts.append(host)
     slots = Counter(hosts)
     if not slots:
         raise input_error("no hosts", "one host per line", file=file)
     equal = len(set(slots.values())) == 1
     per_node = next(iter(slots.values()))
+    # A site may count GPUs, cores or whole nodes as slots: one slot a node is the latter.
     counted = equal and per_node > 1
     note = f"{per_node} slots per node, taken as GPUs" if counted else "slots per node do not tell the GPUs"
     return NodeSet(nodes=tuple(slots), gpus_per_node=per_node if counted else None, notes=(note,))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml_value, shorten
 from layoutopt.optimizer.interop.records import NodeBlock, NodeSet
@@ -66,9 +66,8 @@ def import_topology_conf(text: str, file: str = "") -> NodeSet:
     entries = list(_entries(text))
     kinds = {kind for kind in ("switch", "block", "ring") for _, entry in entries if f"{kind}name" in entry}
     if len(kinds) != 1:
-        what = (
-            f"mixes {' and '.join(sorted(kinds))}" if kinds else "no SwitchName, BlockName or RingName line"
-        )
+        mixed = f"mixes {' and '.join(sorted(kinds))}"
+        what = mixed if kinds else "no SwitchName, BlockName or RingName line"
         raise input_error(what, "one topology kind", file=file)
     kind = kinds.pop()
     groups = [_group(entry, f"{kind}name", line, file) for line, entry in entries if f"{kind}name" in entry]
@@ -85,26 +84,24 @@ def _entries(text: str) -> Iterable[tuple[int, dict[str, str]]]:
             yield number, entry
 
 
-class _Group:
+class _Group(NamedTuple):
     """A switch, block or ring with what it holds."""
 
-    def __init__(self, name: str, nodes: tuple[str, ...], children: tuple[str, ...]) -> None:
-        self.name = name
-        self.nodes = nodes
-        self.children = children
+    name: str
+    nodes: tuple[str, ...]
+    children: tuple[str, ...]
 
 
 def _group(entry: Mapping[str, str], name_key: str, line: int, file: str) -> _Group:
+    name = entry[name_key]
     if not entry.get("nodes") and not entry.get("switches"):
-        raise input_error(
-            "neither Nodes nor Switches", "one of them", key=entry[name_key], file=file, line=line
-        )
+        raise input_error("neither Nodes nor Switches", "one of them", key=name, file=file, line=line)
     try:
         nodes = expand_hostlist(entry["nodes"]) if entry.get("nodes") else ()
         children = expand_hostlist(entry["switches"]) if entry.get("switches") else ()
     except InputError as error:
-        raise input_error(error.problems[0].what, file=file, line=line, key=entry[name_key]) from None
-    return _Group(entry[name_key], nodes, children)
+        raise input_error(error.problems[0].what, file=file, line=line, key=name) from None
+    return _Group(name, nodes, children)
 
 
 def _block_size(text: str, file: str) -> int | None:
@@ -112,9 +109,8 @@ def _block_size(text: str, file: str) -> int | None:
         return None
     first, *rest = text.split(",")
     if not all(part.isdecimal() and 0 < len(part) < 10 for part in (first, *rest)) or int(first) < 1:
-        raise input_error(
-            f"{shorten(text)!r} is not a list of sizes", "like 16,32", key="BlockSizes", file=file
-        )
+        what = f"{shorten(text)!r} is not a list of sizes"
+        raise input_error(what, "like 16,32", key="BlockSizes", file=file)
     for part in rest:
         # Slurm plans with the base size and doubles it
         ratio = int(part) // int(first)
@@ -129,29 +125,20 @@ def _tree(groups: list[_Group], file: str) -> NodeSet:
     known = {group.name.lower() for group in groups}
     unknown = sorted(child for child in parents if child.lower() not in known)
     if unknown:
-        raise input_error(
-            f"switch {shorten(unknown[0])} is not defined", "a SwitchName line", key="Switches", file=file
-        )
+        what = f"switch {shorten(unknown[0])} is not defined"
+        raise input_error(what, "a SwitchName line", key="Switches", file=file)
     leaves = [group for group in groups if group.nodes]
     roots = [group for group in groups if group.name not in parents]
     notes = () if len(roots) == 1 else (f"{len(roots)} switches without a common root: separate islands",)
-    return _node_set(
-        "tree",
-        [NodeBlock(name=g.name, nodes=g.nodes, parent=parents.get(g.name, "")) for g in leaves],
-        None,
-        notes,
-        file,
-    )
+    blocks = [NodeBlock(name=g.name, nodes=g.nodes, parent=parents.get(g.name, "")) for g in leaves]
+    return _node_set("tree", blocks, None, notes, file)
 
 
 def _blocks(kind: str, groups: list[_Group], size: int | None, file: str) -> NodeSet:
     small = [group.name for group in groups if size is not None and len(group.nodes) < size]
     if small:
-        raise input_error(
-            f"block {shorten(small[0])} has fewer nodes than the base size {size}",
-            key="BlockSizes",
-            file=file,
-        )
+        what = f"block {shorten(small[0])} has fewer nodes than the base size {size}"
+        raise input_error(what, key="BlockSizes", file=file)
     return _node_set(kind, [NodeBlock(name=g.name, nodes=g.nodes) for g in groups], size, (), file)
 
 
@@ -194,13 +181,9 @@ def _of_topology(entry: Fields, file: str) -> NodeSet:
     if kind in {"flat", "torus3d"}:
         what = f"a {kind} topology lists no nodes by block"
         raise input_error(what, "a tree, block or ring topology", key=entry.text("topology") or "", file=file)
-    section = entry.section(kind)
-    list_key, name_key = {
-        "tree": ("switches", "switch"),
-        "block": ("blocks", "block"),
-        "ring": ("rings", "ring"),
-    }[kind]
-    groups = [_yaml_group(item, name_key, section) for item in section.items(list_key) or []]
+    section, name_key = entry.section(kind), "switch" if kind == "tree" else kind
+    plural = "switches" if kind == "tree" else f"{kind}s"
+    groups = [_yaml_group(item, name_key, section) for item in section.items(plural) or []]
     if kind == "tree":
         return _tree(groups, file)
     sizes = ",".join(str(size) for size in section.items("block_sizes") or [])
@@ -220,18 +203,14 @@ def _chosen(entries: list[Fields], name: str | None, file: str) -> Fields:
 def _yaml_group(item: Any, name_key: str, section: Fields) -> _Group:
     if not isinstance(item, dict):
         raise section.fail(name_key, f"{shorten(item)!r} is not a mapping")
-    fields = Fields(
-        {str(key): value for key, value in item.items()}, file=section.file, prefix=section.prefix
-    )
+    plain = {str(key): value for key, value in item.items()}
+    fields = Fields(plain, file=section.file, prefix=section.prefix)
     name = fields.text(name_key)
     nodes, children = fields.text("nodes"), fields.text("children", "switches")
     if name is None or (not nodes and not children):
         raise fields.fail(name_key, "needs a name and nodes or children")
-    return _Group(
-        name,
-        expand_hostlist(nodes, key=name) if nodes else (),
-        expand_hostlist(children, key=name) if children else (),
-    )
+    held = [expand_hostlist(text, key=name) if text else () for text in (nodes, children)]
+    return _Group(name, *held)
 
 
 MAX_HOSTS = 200_000

@@ -55,9 +55,8 @@ def _mesh(text: str) -> dict[str, int]:
         counts = [int(part) for part in match[2].split(",") if part.strip()]
         sizes = dict(zip(names, counts, strict=False)) if len(names) == len(counts) else {}
     elif match := _DEGREES.search(text):
-        sizes = {
-            name: int(size) for name, size in (pair.split("=") for pair in match[1].rstrip(", ").split(", "))
-        }
+        pairs = (pair.split("=") for pair in match[1].rstrip(", ").split(", "))
+        sizes = {name: int(size) for name, size in pairs}
     else:
         return {}
     # with experts, shards are in two dimensions, one of them, and cp, over the ranks of an expert group

@@ -25,7 +25,7 @@ ANSI = re.compile(r"\x1b?\[(?:\d{1,3}(?:;\d{1,3}){0,5})?m")
 
 _TITAN = re.compile(
     r"step:\s*(?P<step>\d{1,9})\b.{0,400}?memory:\s*(?P<gib>[\d.]{1,12})GiB.{0,400}?(?:tps|wps):\s*(?P<tps>[\d,.]{1,15})(?![\d,.]*[eE])"
-    r"(?:\s+tflops:\s*(?P<tflops>[\d,.]{1,12}))?(?:\s+mfu:\s*(?P<mfu>[\d.]{1,8}%|N/A))?"
+    r"(?:\s+tflops:\s*(?P<tflops>[\d,.]{1,12}))?(?:\s+mfu:\s*(?:(?P<mfu>[\d.]{1,8})%|N/A))?"
 )
 _NANOTRON = re.compile(r"iteration: (?P<step>\d{1,9}) / \d+ \|(?P<rest>.*)")
 _PAIR = re.compile(r"(\w+): ([\d.]{1,12})([KMBT]?)(?=\s|$)")
@@ -40,6 +40,17 @@ def number(text: str) -> float | None:
         return float(text.replace(",", ""))
     except ValueError:
         return None
+
+
+def numbers(found: Sequence[re.Match[str]], name: str) -> list[float | None]:
+    """Return one group of every match as a number, None where it is not there."""
+    return [number(match[name]) if match[name] else None for match in found]
+
+
+def most_gb(values: Sequence[float | None], unit_bytes: int) -> float | None:
+    """Return the largest reading of memory in GB; the table's are decimal, trainers print binary units."""
+    known = [value for value in values if value is not None]
+    return max(known) * unit_bytes / 1e9 if known else None
 
 
 def steady(steps: Sequence[int], values: Sequence[float | None]) -> float | None:
@@ -94,19 +105,12 @@ def import_torchtitan_log(text: str, file: str = "", job: ImportedJob | None = N
     if not found:
         raise input_error("no torchtitan step lines", "lines with step:, memory: and tps:", file=file)
     steps = [int(match["step"]) for match in found]
-    tokens_s = steady(steps, [number(match["tps"]) for match in found])
-    memory = max((value for match in found if (value := number(match["gib"])) is not None), default=None)
-    mfu = steady(
-        steps,
-        [number(match["mfu"][:-1]) if match["mfu"] and match["mfu"] != "N/A" else None for match in found],
-    )
+    tokens_s = steady(steps, numbers(found, "tps"))
     values = {
         "tokens_s_gpu": tokens_s,
-        "tflops_gpu": steady(
-            steps, [number(match["tflops"]) if match["tflops"] else None for match in found]
-        ),
-        "mfu_pct": mfu,
-        "mem_gb": None if memory is None else memory * GIB / 1e9,
+        "tflops_gpu": steady(steps, numbers(found, "tflops")),
+        "mfu_pct": steady(steps, numbers(found, "mfu")),
+        "mem_gb": most_gb(numbers(found, "gib"), GIB),
     }
     columns = measured("torchtitan", values, job, torchtitan_header(text))
     columns |= {"mem_kind": "reserved", "flops_note": "torchtitan counts the full attention square"}
@@ -121,6 +125,13 @@ def measured(
     return columns | {name: value for name, value in values.items() if value is not None}
 
 
+def step_columns(seconds: float | None) -> Columns:
+    """Return the columns of a step time that the log itself states; none where it states none."""
+    if seconds is None:
+        return {}
+    return {"step_time_s": seconds, "measured_step_s": seconds, "measured_from": "step_time_s"}
+
+
 def _with_step_time(
     columns: Columns, tokens_s_gpu: float | None, steps: Sequence[int], left_out: Sequence[str]
 ) -> LoggedRun:
@@ -132,9 +143,8 @@ def _with_step_time(
         columns["measured_step_s"] = sequence * batch / (tokens_s_gpu * gpus)
         columns["measured_from"] = "tokens_s_gpu"
     else:
-        notes.append(
-            "step time needs sequence length, global batch and GPUs: give the job's configuration too"
-        )
+        needs = "sequence length, global batch and GPUs"
+        notes.append(f"step time needs {needs}: give the job's configuration too")
     return LoggedRun(columns=columns, notes=tuple(notes), steps=len(set(steps)))
 
 
@@ -150,46 +160,30 @@ def import_nanotron_log(text: str, file: str = "", job: ImportedJob | None = Non
         raise input_error("no nanotron iteration lines", "lines with 'iteration: 10 / 1000 |'", file=file)
     rows = [_nanotron_values(match["rest"]) for match in found]
     steps = [int(match["step"]) for match in found]
-    time_ms = steady(
-        steps, [row.get("time_per_iteration_ms", row.get("elapsed_time_per_iteration_ms")) for row in rows]
-    )
-    per_gpu = steady(steps, [row.get("tokens_per_sec_per_gpu") for row in rows])
-    total = steady(steps, [row.get("tokens_per_sec") for row in rows])
-    columns = measured(
-        "nanotron",
-        {
-            "tokens_s_gpu": per_gpu,
-            "tflops_gpu": steady(steps, [row.get("model_tflops_per_gpu") for row in rows]),
-        },
-        job,
-    )
+    older = "elapsed_time_per_iteration_ms"
+    time_ms = steady(steps, [row.get("time_per_iteration_ms", row.get(older)) for row in rows])
+    names = ("tokens_per_sec_per_gpu", "tokens_per_sec", "model_tflops_per_gpu")
+    per_gpu, total, tflops = (steady(steps, [row.get(name) for row in rows]) for name in names)
+    columns = measured("nanotron", {"tokens_s_gpu": per_gpu, "tflops_gpu": tflops}, job)
     notes = [counted(steps), "the log rounds to two or three digits"]
     if "n_gpus" not in columns and total and per_gpu:
         columns["n_gpus"] = round(total / per_gpu)
         notes.append("n_gpus is the ratio of total to per-GPU tokens/s")
-    if time_ms:
-        columns |= {
-            "measured_step_s": time_ms / 1e3,
-            "measured_from": "step_time_s",
-            "step_time_s": time_ms / 1e3,
-        }
+    columns |= step_columns(time_ms / 1e3 if time_ms else None)
     _nanotron_batch(columns, rows[-1], notes)
     return LoggedRun(columns=columns, notes=tuple(notes), steps=len(set(steps)))
 
 
 def _nanotron_values(text: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for name, digits, suffix in _PAIR.findall(text):
-        value = number(digits)
-        if value is not None:
-            found[name] = value * SUFFIXES[suffix]
-    return found
+    pairs = ((name, number(digits), suffix) for name, digits, suffix in _PAIR.findall(text))
+    return {name: value * SUFFIXES[suffix] for name, value, suffix in pairs if value is not None}
 
 
 def _nanotron_batch(columns: Columns, row: dict[str, float], notes: list[str]) -> None:
     batch = row.get("global_batch_size")
     if batch is None or "global_batch" in columns:
         return
+    # The name of the time tells the release, and that whether the batch is in tokens.
     if "time_per_iteration_ms" not in row:
         columns["global_batch"] = round(batch)
         return

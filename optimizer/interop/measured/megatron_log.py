@@ -10,9 +10,12 @@ from layoutopt.optimizer.interop.measured.logs import (
     ANSI,
     counted,
     measured,
+    most_gb,
     number,
+    numbers,
     rise,
     steady,
+    step_columns,
     timer_lines,
     unread,
 )
@@ -36,29 +39,17 @@ _BATCH = re.compile(r"global batch size:\s*(\d{1,9})\b")
 _MEMORY = re.compile(r"\[Rank \d+\].{0,400}?max allocated: (?P<mb>[\d.]{1,15})(?![\d.]*[eE])")
 _HEADER = re.compile(r"([a-z -]{1,60})[ -]size: (\d{1,9})\b")
 _HEADER_COLUMNS = {
-    "world": "n_gpus",
-    "data-parallel": "dp",
-    "context-parallel": "cp",
-    "tensor-model-parallel": "tp",
+    "world": "n_gpus", "data-parallel": "dp", "context-parallel": "cp", "tensor-model-parallel": "tp",
     "pipeline-model-parallel": "pp",
-}
+}  # fmt: skip
 """Words of the line ``using world size: 16, data-parallel size: 4, ...`` and columns of measured runs."""
 
 _ARGUMENT_COLUMNS = {
-    "world_size": "n_gpus",
-    "tensor_model_parallel_size": "tp",
-    "context_parallel_size": "cp",
-    "pipeline_model_parallel_size": "pp",
-    "expert_model_parallel_size": "ep",
-    "data_parallel_size": "dp",
-    "micro_batch_size": "micro_batch",
-    "global_batch_size": "global_batch",
-    "seq_length": "seq",
-    "num_layers": "layers",
-    "hidden_size": "hidden",
-    "num_attention_heads": "heads",
-    "ffn_hidden_size": "ffn",
-}
+    "world_size": "n_gpus", "tensor_model_parallel_size": "tp", "context_parallel_size": "cp",
+    "pipeline_model_parallel_size": "pp", "expert_model_parallel_size": "ep", "data_parallel_size": "dp",
+    "micro_batch_size": "micro_batch", "global_batch_size": "global_batch", "seq_length": "seq", "num_layers": "layers",
+    "hidden_size": "hidden", "num_attention_heads": "heads", "ffn_hidden_size": "ffn",
+}  # fmt: skip
 """Megatron-LM's arguments that columns of measured runs state as they are."""
 
 _TIMER = re.compile(
@@ -79,26 +70,17 @@ def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = Non
     plain = ANSI.sub("", text)
     found = [match for line in plain.splitlines() if (match := _STEP.search(line))]
     if not found:
-        raise input_error(
-            "no Megatron iteration lines", "lines with 'elapsed time per iteration (ms)'", file=file
-        )
+        wanted = "lines with 'elapsed time per iteration (ms)'"
+        raise input_error("no Megatron iteration lines", wanted, file=file)
     steps = [int(match["step"]) for match in found]
     times_s = [_seconds(match) for match in found]
-    time_s = steady(steps, times_s)
-    memory = max((value for match in _MEMORY.finditer(plain) if (value := number(match["mb"]))), default=None)
-    values = {
-        "step_time_s": time_s,
-        "measured_step_s": time_s,
-        "tflops_gpu": steady(
-            steps, [number(match["tflops"]) if match["tflops"] else None for match in found]
-        ),
-        "mem_gb": None if memory is None else memory * MIB / 1e9,
-    }
+    memory_gb = most_gb(numbers([*_MEMORY.finditer(plain)], "mb"), MIB)
+    values = {"tflops_gpu": steady(steps, numbers(found, "tflops")), "mem_gb": memory_gb or None}
     seconds = found[0]["unit"] == "s"
     columns = measured("megatron-deepspeed" if seconds else "megatron", values, job)
-    columns = _header(plain) | _printed(plain) | columns
-    columns |= {"measured_from": "step_time_s"} if time_s else {}
-    columns |= {"mem_kind": "allocated"} if memory else {}
+    columns = _header(plain) | _printed(plain) | columns | step_columns(steady(steps, times_s))
+    columns |= {"mem_kind": "allocated"} if memory_gb else {}
+    # The batch may grow: the last lines have its final size.
     if batches := _BATCH.findall(plain):
         columns.setdefault("global_batch", int(batches[-1]))
     if length := rise([(int(samples), int(tokens)) for samples, tokens in _CONSUMED.findall(plain)]):

@@ -11,9 +11,12 @@ from layoutopt.optimizer.interop.measured.logs import (
     GIB,
     counted,
     measured,
+    most_gb,
     number,
+    numbers,
     rise,
     steady,
+    step_columns,
     timer_lines,
     timer_values,
 )
@@ -22,7 +25,6 @@ from layoutopt.optimizer.interop.records import LoggedRun
 from layoutopt.optimizer.specs.errors import input_error
 
 if TYPE_CHECKING:
-    from layoutopt.optimizer.interop.measured.run_columns import Columns
     from layoutopt.optimizer.interop.records import ImportedJob
 
 _DEEPSPEED = re.compile(
@@ -74,18 +76,16 @@ def import_deepspeed_log(text: str, file: str = "", job: ImportedJob | None = No
         raise input_error("no DeepSpeed timer lines", what, file=file)
     found = rates or pipes
     rate = number(found[-1]["rate"]) if found else None
-    sizes = [number(match["gib"]) for match in rates if match["gib"]]
-    memory = max((size for size in sizes if size is not None), default=None)
-    values = {"mem_gb": None if memory is None else memory * GIB / 1e9}
-    columns = measured("deepspeed", values, job, deepspeed_header(text))
-    columns |= {} if memory is None else {"mem_kind": "allocated"}
+    memory_gb = most_gb(numbers(rates, "gib"), GIB)
+    columns = measured("deepspeed", {"mem_gb": memory_gb}, job, deepspeed_header(text))
+    columns |= {} if memory_gb is None else {"mem_kind": "allocated"}
     steps = [_number_of(match) for match in found]
     notes = [f"{rate:g} samples/s, the last of {len(found)} logged"] if rate else []
     batch = columns.get("global_batch")
     if pipes and not rates:
-        columns |= _step(steady(steps, [number(match["s"]) for match in pipes]))
+        columns |= step_columns(steady(steps, numbers(pipes, "s")))
     elif isinstance(batch, int) and rate:
-        columns |= _step(batch / rate)
+        columns |= step_columns(batch / rate)
     elif rate:
         notes.append("step time needs the global batch: give the job's configuration too")
     pairs = {name: (seconds, seconds) for name, seconds in timers.items()}
@@ -115,7 +115,7 @@ def import_nemo_log(text: str, file: str = "", job: ImportedJob | None = None) -
     rates = [re.search(_NEMO_TFLOPS, match["rest"]) for match in found]
     values = {"tflops_gpu": steady(steps, [number(rate[1]) if rate else None for rate in rates])}
     columns = measured("megatron-bridge", values, job)
-    columns |= _step(steady(steps, [number(match["s"]) for match in found]))
+    columns |= step_columns(steady(steps, numbers(found, "s")))
     batch = _NEMO_BATCH.search(found[-1]["rest"])
     if batch and (size := number(batch[1])):
         columns.setdefault("global_batch", round(size))
@@ -132,6 +132,7 @@ def import_trainer_log(text: str, file: str = "", job: ImportedJob | None = None
     Raises ``InputError`` where the log has neither.
     """
     ends, bars = _matches(_TRAINER_END, text), _matches(_TRAINER_BAR, text)
+    # The summary is of the whole run; the bar's readings are smoothed, and taken only where the run did not end.
     rate = number(ends[-1]["rate"]) if ends else None
     if rate:
         seconds: float | None = 1 / rate
@@ -143,7 +144,7 @@ def import_trainer_log(text: str, file: str = "", job: ImportedJob | None = None
     else:
         raise input_error("no trainer lines", "train_steps_per_second or a progress bar", file=file)
     steps = {int(bar["step"]) for bar in bars}
-    columns = measured("accelerate", {}, job) | _step(seconds)
+    columns = measured("accelerate", {}, job) | step_columns(seconds)
     for name, pattern in _TRAINER_BATCHES.items():
         if (stated := pattern.search(text)) and (size := number(stated[1])):
             columns.setdefault(name, int(size))
@@ -165,9 +166,3 @@ def _matches(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
     """Find a pattern once in every line; a progress bar ends its lines with carriage returns."""
     lines = re.split(r"[\r\n]+", ANSI.sub("", text))
     return [match for line in lines if (match := pattern.search(line))]
-
-
-def _step(seconds: float | None) -> Columns:
-    if seconds is None:
-        return {}
-    return {"step_time_s": seconds, "measured_step_s": seconds, "measured_from": "step_time_s"}

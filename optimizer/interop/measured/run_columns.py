@@ -45,6 +45,7 @@ def job_columns(job: ImportedJob) -> Columns:
 
 def model_columns(model: ModelSpec) -> Columns:
     """Return the architecture's columns."""
+    # A table has one cell for the width; of models whose layers differ the widest stands for all.
     widths = {shape.ffn for run in model.runs for shape in run.block if shape.mlp is Mlp.DENSE}
     columns: Columns = {
         "model": model.name,
@@ -59,7 +60,7 @@ def model_columns(model: ModelSpec) -> Columns:
         "tied": int(model.tied_embeddings),
     }
     if model.moe is not None:
-        dense = sum(run.count * sum(shape.mlp is Mlp.DENSE for shape in run.block) for run in model.runs)
+        dense = sum(shape.mlp is Mlp.DENSE for shape in model.shapes)
         columns |= {
             "moe_experts": model.moe.experts,
             "moe_topk": model.moe.top_k,

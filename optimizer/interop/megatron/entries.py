@@ -48,6 +48,5 @@ def require_gpt_entry(words: Sequence[str], file: str) -> None:
     for word in words:
         name = PurePosixPath(word).name
         if name in OTHER_ENTRIES:
-            raise input_error(
-                f"{name} {OTHER_ENTRIES[name]}; it is not modelled", "pretrain_gpt.py", file=file
-            )
+            what = f"{name} {OTHER_ENTRIES[name]}; it is not modelled"
+            raise input_error(what, "pretrain_gpt.py", file=file)

@@ -12,6 +12,8 @@ from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.flags import ArgFields, split_flags
 from layoutopt.optimizer.interop.megatron.entries import require_gpt_entry
 from layoutopt.optimizer.interop.megatron.read_layout import (
+    FIRST_LAYERS,
+    LAST_LAYERS,
     LAYOUT_KEY,
     cp_groups,
     megatron_layout,
@@ -31,11 +33,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
 
 OWN_FLAGS = (
-    "--tensor-model-parallel-size",
-    "--pipeline-model-parallel-size",
-    "--num-layers",
-    "--micro-batch-size",
-)
+    "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--num-layers", "--micro-batch-size",
+)  # fmt: skip
 TEST_GPUS = 8
 """Default of tests/test_utils/recipes: one node of eight GPUs."""
 
@@ -45,22 +44,18 @@ AXIS_FLAGS = {
     "cp": ("context_parallel_size", "ds_sequence_parallel_size"),
     "pp": ("pipeline_model_parallel_size",),
     "vp": (
-        "num_layers_per_virtual_pipeline_stage",
-        "num_virtual_stages_per_pipeline_rank",
-        "virtual_pipeline_model_parallel_size",
-        LAYOUT_KEY,
+        "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
+        "virtual_pipeline_model_parallel_size", LAYOUT_KEY,
     ),
     "ep": ("expert_model_parallel_size", "moe_expert_parallel_size"),
     "zero": (
-        "use_distributed_optimizer",
-        "use_megatron_fsdp",
-        "use_custom_fsdp",
-        "use_torch_fsdp2",
-        "zero_stage",
+        "use_distributed_optimizer", "use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2", "zero_stage",
     ),
     "micro_batch": ("micro_batch_size",),
     "recompute": ("recompute_granularity", "recompute_activations", "checkpoint_activations"),
-}
+}  # fmt: skip
+"""Layout fields that mean something when no flag states them, and the flags that do."""
+
 BESIDE_AXIS = {
     "vp": ("num_layers",),
     "zero": ("data_parallel_sharding_strategy",),
@@ -69,16 +64,9 @@ BESIDE_AXIS = {
     "recompute": ("recompute_modules", "recompute_method"),
     "recompute_layers": ("recompute_num_layers",),
     "micro_batches": ("global_batch_size",),
-    "split": (
-        "decoder_first_pipeline_num_layers",
-        "num_layers_in_first_pipeline_stage",
-        "decoder_last_pipeline_num_layers",
-        "num_layers_in_last_pipeline_stage",
-    ),
+    "split": (*FIRST_LAYERS, *LAST_LAYERS),
 }
 """Flags that say more of an axis: where one is open, so is the axis."""
-
-"""Layout fields that mean something when no flag states them, and the flags that do."""
 
 _DUMP_LINE = re.compile(r"^(?:\S+:\s*)?\s*([A-Za-z_]\w*) \.{2,} (.*)$")
 _HEADER = re.compile(r"([a-z -]+) size: (\[[^\]]*\]|\w+)")
@@ -154,11 +142,13 @@ def missing_values(
 def left_open(layout: PartialLayout, fields: Fields) -> PartialLayout:
     """Leave axes open whose flag has no value in the script, or where flags may come from outside of it."""
     unsaid: dict[str, None] = {axis: None for axis, flags in AXIS_FLAGS.items() if fields.is_open(*flags)}
+    # The number of layers counts for virtual stages only where those are stated in layers, of which none could be counted.
     unsaid |= {
         axis: None
         for axis, flags in BESIDE_AXIS.items()
         if set(flags) & fields.left_open.keys() and (axis != "vp" or layout.vp == 1)
     }
+    # What follows from an open axis was computed with 1 in its place.
     derived: set[str] = set()
     if unsaid.keys() & {"tp", "cp", "pp"}:
         derived |= {"dp", "micro_batches", "hsdp_shard"}
@@ -173,6 +163,7 @@ def stated_options(
     fields: Fields, layout: PartialLayout, notes: list[str], *, command_line: bool
 ) -> JobOptions:
     """Read the switches; of one whose value is open the default is taken, and said."""
+    # A switch decides less than a degree: it is not worth asking for, but its default is not silent either.
     before = set(fields.left_open)
     options = megatron_options(fields, layout, command_line=command_line)
     notes += cp_groups(fields, options.cp_comm)
@@ -215,6 +206,7 @@ def import_dump(text: str, file: str = "") -> ImportedJob:
     data = printed_arguments(text)
     if "tensor_model_parallel_size" not in data:
         raise input_error("no argument dump found", "lines like 'num_layers ........ 32'", file=file)
+    # The tokenizer's vocabulary is no argument: the dump says it on a line of its own, padded already.
     padded = _PADDED.search(text)
     if padded and data.get("vocab_size") is None:
         data["vocab_size"] = int(padded[1])

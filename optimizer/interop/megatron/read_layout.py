@@ -77,10 +77,9 @@ def megatron_layout(
 
 
 def _refuse_other_axes(fields: Fields, notes: list[str]) -> None:
-    if fields.count("tensor_parallel_num_weight_shards") > 1:
-        raise fields.fail(
-            "tensor_parallel_num_weight_shards", "weight shards beyond tp are not modelled", "1"
-        )
+    key = "tensor_parallel_num_weight_shards"
+    if fields.count(key) > 1:
+        raise fields.fail(key, "weight shards beyond tp are not modelled", "1")
     for key in ("rampup_batch_size", "step_batch_size_schedule"):
         if fields.data.get(key) is not None:
             notes.append(f"{fields.path(key)}: the batch grows to its final size, which is what is judged")
@@ -96,6 +95,7 @@ def _layout_items(fields: Fields) -> tuple[StageItems, ...]:
 
 
 def _virtual(fields: Fields, pp: int, layers: int | None, items: tuple[StageItems, ...]) -> int:
+    # A layout string decides by itself, as in arguments.py; the flags beside it are alternatives to it.
     if items:
         if len(items) % pp:
             raise fields.fail(LAYOUT_KEY, f"{len(items)} stages are not a multiple of pp={pp}")
@@ -119,10 +119,8 @@ def _virtual(fields: Fields, pp: int, layers: int | None, items: tuple[StageItem
     if layers is None:
         layers = fields.required("num_layers")
     if layers % (pp * per_chunk):
-        raise fields.fail(
-            "num_layers_per_virtual_pipeline_stage",
-            f"{layers} layers are not a multiple of pp*K = {pp}*{per_chunk}",
-        )
+        what = f"{layers} layers are not a multiple of pp*K = {pp}*{per_chunk}"
+        raise fields.fail("num_layers_per_virtual_pipeline_stage", what)
     return layers // (pp * per_chunk)
 
 
@@ -130,6 +128,7 @@ def _etp(fields: Fields, tp: int, default: str, notes: list[str]) -> int:
     stated = fields.integer("expert_tensor_parallel_size", least=1, most=MAX_DEGREE)
     if stated is not None:
         return stated
+    # What an unset degree means differs between trainers, and counts for models with experts alone.
     experts = fields.integer("num_experts", "num_moe_experts")
     if not experts and fields.count("expert_model_parallel_size") == 1:
         return 1
@@ -149,10 +148,10 @@ def _zero(fields: Fields, notes: list[str], shard_ranks: int | None) -> tuple[in
             notes.append("zero=3: Megatron-FSDP's default strategy since core 0.18 is optim_grads_params")
         zero = STRATEGIES.get(strategy or "optim_grads_params")
         if zero is None:
-            raise fields.fail(
-                "data_parallel_sharding_strategy", "not known", "one of " + ", ".join(STRATEGIES)
-            )
+            known = "one of " + ", ".join(STRATEGIES)
+            raise fields.fail("data_parallel_sharding_strategy", "not known", known)
     else:
+        # the layer-wise optimizer shards by owners, without the flag of the distributed one
         layer_wise = fields.data.get("optimizer") == LAYER_WISE
         zero = 1 if fields.on("use_distributed_optimizer") or layer_wise else 0
     replicas = fields.count("num_distributed_optimizer_instances")
@@ -198,6 +197,7 @@ def _counts(
     notes: list[str],
 ) -> list[int]:
     """Layers per virtual stage, chunk-major; empty when the arguments leave it open."""
+    # A list of stages and the model say the same number twice; Megatron-LM refuses a difference at its start too.
     if items:
         counts = [stage.layers for stage in items]
         if layers is not None and sum(counts) != layers:
@@ -247,9 +247,8 @@ def _uneven(fields: Fields, layers: int, pp: int) -> list[int]:
     if middle < 0 or bool(middle) != bool(between) or (between and middle % between):
         stated = next(key for key in (*LAST_LAYERS, *FIRST_LAYERS) if fields.data.get(key) is not None)
         what = f"leaves {middle} of {layers} layers to the {between} stages that state none, which Megatron-LM refuses"
-        raise fields.fail(
-            stated, what, f"a multiple of {between} left" if between else "all layers at the ends"
-        )
+        allowed = f"a multiple of {between} left" if between else "all layers at the ends"
+        raise fields.fail(stated, what, allowed)
     front = [] if first is None else [first]
     back = [] if last is None else [last]
     return front + [middle // between if between else 0] * between + back
@@ -377,15 +376,15 @@ def _cp_comm(fields: Fields) -> tuple[CpComm | None, CpComm | None]:
         raise fields.fail("cp_comm_type", "not known", "one of " + ", ".join(CP_NAMES))
     if len(found) == 1:
         return found.pop(), None
-    windows = {
-        CP_NAMES[str(kind)] for kind, window in zip(kinds, _windowed(fields, kinds), strict=True) if window
-    }
+    # Transformer Engine refuses windows in a ring (attention/dot_product_attention/context_parallel.py): kinds that
+    # differ by layer are how models with windows run at all.
+    pairs = zip(kinds, _windowed(fields, kinds), strict=True)
+    windows = {CP_NAMES[str(kind)] for kind, window in pairs if window}
     others = found - windows
     if windows != {CpComm.ALL_GATHER} or len(others) != 1:
         what = "kinds that differ between layers of one sort are not supported"
-        raise fields.fail(
-            "cp_comm_type", what, "all_gather for layers with a window, one kind for the others"
-        )
+        allowed = "all_gather for layers with a window, one kind for the others"
+        raise fields.fail("cp_comm_type", what, allowed)
     return others.pop(), CpComm.ALL_GATHER
 
 
@@ -397,19 +396,11 @@ def cp_groups(fields: Fields, method: CpComm | None) -> tuple[str, ...]:
     key, cp = "hierarchical_context_parallel_sizes", fields.count("context_parallel_size")
     sizes, hierarchical = fields.items(key), method is CpComm.A2A_P2P and cp > 1
     if sizes is None:
-        lacking = hierarchical and not fields.is_open(key)
-        return (
-            (f"{fields.path(key)}: missing, which a2a+p2p needs; priced with groups within NVLink",)
-            if lacking
-            else ()
-        )
+        said = f"{fields.path(key)}: missing, which a2a+p2p needs; priced with groups within NVLink"
+        return (said,) if hierarchical and not fields.is_open(key) else ()
     if not all(type(size) is int and size > 0 for size in sizes) or prod(sizes) != cp:
-        shown = " ".join(shorten(size) for size in sizes) or "nothing"
-        raise fields.fail(
-            key,
-            f"{shown} do not multiply to context parallelism {cp}",
-            f"two sizes, e.g. 2 {cp // 2}" if cp % 2 == 0 else f"1 {cp}",
-        )
+        what = f"{' '.join(map(shorten, sizes)) or 'nothing'} do not multiply to context parallelism {cp}"
+        raise fields.fail(key, what, f"two sizes, e.g. 2 {cp // 2}" if cp % 2 == 0 else f"1 {cp}")
     if not hierarchical:
         return ()
     ring = cp // sizes[0]

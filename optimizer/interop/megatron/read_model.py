@@ -35,11 +35,8 @@ OF_HUB = ("HuggingFaceTokenizer", "HFTokenizer", "PretrainedFromHF")
 TOKENIZER_NAMES = ("tokenizer_model", "tokenizer_name_or_path", "hf_tokenizer_path")
 
 HYBRID = (
-    "hybrid_override_pattern",
-    "hybrid_layer_pattern",
-    "heterogeneous_layers_config_path",
-    "is_hybrid_model",
-)
+    "hybrid_override_pattern", "hybrid_layer_pattern", "heterogeneous_layers_config_path", "is_hybrid_model",
+)  # fmt: skip
 
 
 def megatron_model(fields: Fields, notes: list[str], *, command_line: bool = False) -> ModelSpec | None:
@@ -130,6 +127,8 @@ def _tied(fields: Fields) -> bool:
 
 
 def _kv_heads(fields: Fields, heads: int, notes: list[str], command_line: bool) -> int:
+    # On a command line the number of groups means nothing without the switch; a dump or a configuration states the number
+    # that the model has, and need not state the switch.
     switch = fields.flag("group_query_attention")
     groups = fields.integer("num_query_groups", least=1)
     if fields.integer("num_key_value_heads", least=1) is not None:  # Megatron-DeepSpeed's name
@@ -152,9 +151,8 @@ def _head_dim(fields: Fields, hidden: int, heads: int, mla: MlaSpec | None) -> i
         return mla.qk_nope_head_dim + mla.qk_rope_head_dim
     stated = fields.integer("kv_channels", least=1)
     if stated is None and hidden % heads:
-        raise fields.fail(
-            "kv_channels", f"missing, and hidden size {hidden} is not a multiple of {heads} heads"
-        )
+        what = f"missing, and hidden size {hidden} is not a multiple of {heads} heads"
+        raise fields.fail("kv_channels", what)
     return stated or hidden // heads
 
 
@@ -196,9 +194,8 @@ def _mla(fields: Fields) -> MlaSpec:
 def _moe(fields: Fields, ffn: int, *, biased: bool) -> MoeSpec:
     experts = fields.raw("num_experts") or fields.raw("num_moe_experts")
     if isinstance(experts, list):  # Megatron-DeepSpeed takes one number per MoE layer
-        raise fields.fail(
-            "num_experts", f"{shorten(experts)}: a number of experts per layer is not supported"
-        )
+        what = f"{shorten(experts)}: a number of experts per layer is not supported"
+        raise fields.fail("num_experts", what)
     groups = fields.integer("moe_router_num_groups", least=1)
     limit = fields.integer("moe_router_group_topk", least=1)
     moe = MoeSpec(
@@ -243,12 +240,12 @@ def layer_windows(fields: Fields, layers: int) -> list[int | None]:
     try:
         left = int(parts[0])
     except (ValueError, TypeError, IndexError, OverflowError):
-        raise fields.fail(
-            "window_size", f"{shorten(value)!r} is not a window", "LEFT,RIGHT in tokens"
-        ) from None
+        what = f"{shorten(value)!r} is not a window"
+        raise fields.fail("window_size", what, "LEFT,RIGHT in tokens") from None
     skip = fields.raw("window_attn_skip_freq")
-    if left < 0:
+    if left < 0:  # -1 is Transformer Engine's word for no window
         return [None] * layers
+    # Tokens to the left of the query's own, which counts too.
     if skip is None:
         return [left + 1] * layers
     if isinstance(skip, int) and not isinstance(skip, bool) and skip > 0:

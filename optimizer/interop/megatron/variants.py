@@ -16,7 +16,7 @@ from layoutopt.optimizer.specs.model import IndexerSpec, LinearSpec, Mixer
 if TYPE_CHECKING:
     from layoutopt.optimizer.frameworks.record import Release
     from layoutopt.optimizer.interop.reading import Fields
-    from layoutopt.optimizer.specs.model import LayerShape, ModelSpec
+    from layoutopt.optimizer.specs.model import LayerShape, ModelSpec, MoeSpec
 
 VARIANT = "experimental_attention_variant"
 GATED_DELTA = ("gated_delta_net", "gdn")
@@ -57,11 +57,34 @@ def variant_settings(model: ModelSpec, release: Release) -> Settings:
         ]
         pattern = indexer_pattern(model.shapes)
         if pattern is not None and release >= SHARED_INDEX:
-            settings += [
-                ("dsa_indexer_topk_freq", pattern[0]),
-                ("dsa_indexer_skip_topk_offset", pattern[1]),
-            ]
+            names = ("dsa_indexer_topk_freq", "dsa_indexer_skip_topk_offset")
+            settings += zip(names, pattern, strict=True)
     return settings
+
+
+def mla_settings(model: ModelSpec) -> Settings:
+    """Return the fields of multi-head latent attention, none where the model has none."""
+    mla = model.mla
+    if mla is None:
+        return []
+    return [
+        ("multi_latent_attention", True),
+        ("q_lora_rank", mla.q_lora_rank or None),
+        ("kv_lora_rank", mla.kv_lora_rank),
+        ("qk_head_dim", mla.qk_nope_head_dim),
+        ("qk_pos_emb_head_dim", mla.qk_rope_head_dim),
+        ("v_head_dim", mla.v_head_dim),
+    ]
+
+
+def expert_settings(moe: MoeSpec) -> Settings:
+    """Return the fields of shared experts and of a limited capacity, which pads every expert's tokens to it."""
+    return [
+        ("moe_shared_expert_intermediate_size", moe.shared_ffn or None),
+        ("moe_shared_expert_gate", moe.shared_gate),
+        ("moe_expert_capacity_factor", moe.capacity_factor),
+        ("moe_pad_expert_input_to_capacity", moe.capacity_factor is not None),
+    ]
 
 
 def read_variant(

@@ -8,9 +8,9 @@ from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP
 from layoutopt.optimizer.frameworks.preset import NarrowWeights
 from layoutopt.optimizer.interop.launch.optimizers import has_owners, megatron_optimizer
 from layoutopt.optimizer.interop.launch.text import command_text, flag_words, header, torchrun_words
-from layoutopt.optimizer.interop.megatron.write_model import cp_kinds, cp_sizes, model_flags
+from layoutopt.optimizer.interop.megatron.write_model import as_flags, cp_kinds, cp_sizes, model_flags
 from layoutopt.optimizer.interop.records import ExportedJob
-from layoutopt.optimizer.interop.stages import counted_ends, is_even_split, uneven_ends
+from layoutopt.optimizer.interop.stages import counted_ends, full_recomputation, is_even_split, uneven_ends
 from layoutopt.optimizer.specs.layout_string import StageItems, write_layout_string
 from layoutopt.optimizer.specs.model import Mlp
 from layoutopt.optimizer.specs.vocabulary import (
@@ -56,9 +56,8 @@ def export(target: Target) -> ExportedJob:
     env = environment(target, notes)
     if Saver.OFFLOAD_ACTIVATIONS in target.layout.savers:
         env += "export NVTE_CPU_OFFLOAD_V1=1  # Transformer Engine 2.10 and later offload by another path otherwise\n"
-    script = (
-        "#!/bin/bash\n" + header(target, f"Megatron-LM {target.version}") + env + command_text(start, words)
-    )
+    script = "#!/bin/bash\n" + header(target, f"Megatron-LM {target.version}") + env
+    script += command_text(start, words)
     return ExportedJob(
         framework=target.framework,
         version=target.version,
@@ -127,9 +126,8 @@ def cp_flags(target: Target, notes: list[str]) -> Flags:
     if CpComm.A2A_P2P.value not in kinds:
         return [("--cp-comm-type", kinds)]
     sizes = cp_sizes(target)
-    notes.append(
-        f"hierarchical context parallelism: {sizes[0]} ranks by all-to-all over NVLink, the rest in a ring"
-    )
+    ranks = f"{sizes[0]} ranks by all-to-all over NVLink, the rest in a ring"
+    notes.append(f"hierarchical context parallelism: {ranks}")
     return [("--cp-comm-type", kinds), ("--hierarchical-context-parallel-sizes", sizes)]
 
 
@@ -164,9 +162,8 @@ def takes_string(target: Target) -> bool:
 def end_flags(layout: Layout) -> Flags:
     """Layers of the first and the last rank, or the ends counted as a layer each."""
     ends = uneven_ends(layout)
-    if (
-        ends is not None
-    ):  # of two ranks the second has the rest: core 0.11 and 0.12 divide by the ranks between
+    if ends is not None:
+        # of two ranks the second has the rest: core 0.11 and 0.12 divide by the ranks between
         return [
             ("--decoder-first-pipeline-num-layers", ends[0]),
             ("--decoder-last-pipeline-num-layers", ends[1] if layout.pp > 2 else None),
@@ -187,10 +184,7 @@ def recompute_flags(target: Target) -> Flags:
     if chosen.granularity is Granularity.SELECTIVE:
         modules = list(chosen.modules) if target.release >= (0, 12) else None
         return [("--recompute-granularity", "selective"), ("--recompute-modules", modules)]
-    # uniform with one layer per unit is the same work and the usual way to write it
-    everything = all(stage.recomputed == stage.layers for stage in layout.stages)
-    method = "uniform" if everything else "block"
-    depth = max(chosen.group, 1) if everything else max(stage.recomputed for stage in layout.stages)
+    method, depth = full_recomputation(layout)
     return [
         ("--recompute-granularity", "full"),
         ("--recompute-method", method),
@@ -217,7 +211,7 @@ def optimizer_flags(target: Target, notes: list[str]) -> Flags:
     # Instances of the distributed optimizer are replicas of shard groups, which span context parallelism too.
     replicas = layout.dp * layout.cp // layout.hsdp_shard if layout.hsdp_shard else None
     flags: Flags = [
-        *((f"--{name.replace('_', '-')}", str(value)) for name, value in megatron_optimizer(target).items()),
+        *as_flags((name, str(value)) for name, value in megatron_optimizer(target).items()),
         ("--lr", "1.5e-4"),
         ("--min-lr", "1.5e-5"),
         ("--lr-decay-style", "cosine"),
@@ -227,9 +221,9 @@ def optimizer_flags(target: Target, notes: list[str]) -> Flags:
         flags += [(switch, True), ("--data-parallel-sharding-strategy", STRATEGY[layout.zero])]
         flags.append(("--no-gradient-accumulation-fusion", target.release < (0, 14)))
         if layout.pp > 1:
-            notes.append(
-                "Megatron-FSDP with a pipeline is accepted but not covered by Megatron-LM's own tests"
-            )
+            said = "Megatron-FSDP with a pipeline is accepted but not covered by Megatron-LM's own tests"
+            notes.append(said)
+    # Up to core 0.17 Muon whose matrices have owners shards by itself, without the distributed optimizer.
     layer_wise = has_owners(target) and target.release < (0, 18)
     flags.append(("--use-distributed-optimizer", layout.zero >= 1 and not layer_wise))
     flags.append(("--num-distributed-optimizer-instances", replicas))
@@ -275,6 +269,7 @@ def overlap_flags(target: Target) -> Flags:
     """What the preset, and so the predicted step time, assumes to run side by side."""
     preset, layout = target.preset, target.layout
     batch_overlap = preset.ep_overlap.value == "batch" and layout.ep > 1
+    shared = target.model.moe is not None and target.model.moe.shared_ffn > 0
     return [
         ("--overlap-grad-reduce", preset.dp_overlap and layout.dp * layout.cp > 1),
         ("--overlap-param-gather", preset.param_overlap and preset.dp_overlap and layout.zero >= 1),
@@ -282,7 +277,7 @@ def overlap_flags(target: Target) -> Flags:
         ("--no-overlap-p2p-communication", layout.vp > 1 and not preset.pp_overlap),
         ("--overlap-moe-expert-parallel-comm", batch_overlap and (layout.pp == 1 or layout.vp > 1)),
         ("--delay-wgrad-compute", preset.delay_wgrad and batch_overlap),
-        ("--moe-shared-expert-overlap", preset.ep_overlap.value == "shared" and bool(_shared_width(target))),
+        ("--moe-shared-expert-overlap", preset.ep_overlap.value == "shared" and shared),
         *graph_flags(target),
     ]
 
@@ -316,20 +311,16 @@ def graph_flags(target: Target) -> Flags:
 
 def graph_modules(target: Target) -> tuple[str, ...]:
     """Modules that partial CUDA graphs capture."""
-    dense = (
-        ("mlp",) if any(shape.mlp is Mlp.DENSE for run in target.model.runs for shape in run.block) else ()
-    )
+    dense = ("mlp",) if any(shape.mlp is Mlp.DENSE for shape in target.model.shapes) else ()
     if not target.model.is_moe:
         return ("attn", *dense)
+    # A graph holds what has the same sizes at every step: experts do where their capacity is limited, and what prepares
+    # their exchange where the dispatcher leaves the counts of tokens on the device.
     sized = () if target.preset.dispatcher is Dispatcher.ALLTOALL else ("moe_preprocess",)
     batch = target.preset.ep_overlap.value == "batch"
     if target.model.moe is not None and target.model.moe.capacity_factor is not None and not batch:
         return ("attn", *dense, "moe")
     return ("attn", *(() if batch else dense), "moe_router", *sized)
-
-
-def _shared_width(target: Target) -> int:
-    return target.model.moe.shared_ffn if target.model.moe else 0
 
 
 def precision_flags(target: Target, notes: list[str]) -> Flags:

@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.cost.context_parallel import exchange_ranks
-from layoutopt.optimizer.interop.megatron.variants import variant_settings
+from layoutopt.optimizer.interop.megatron.variants import expert_settings, mla_settings, variant_settings
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.model import Mixer, Mlp, Norm
 from layoutopt.optimizer.specs.vocabulary import CpComm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from layoutopt.optimizer.frameworks.record import Release
     from layoutopt.optimizer.interop.launch.target import Target
-    from layoutopt.optimizer.specs.model import LayerShape, ModelSpec
+    from layoutopt.optimizer.specs.model import ModelSpec
 
 Flags = list[tuple[str, Any]]
 
 
-def layer_list(model: ModelSpec) -> list[LayerShape]:
-    """Every layer's shape in order."""
-    return [shape for run in model.runs for _ in range(run.count) for shape in run.block]
-
-
 def dense_width(model: ModelSpec) -> int:
     """The one width of dense MLPs (0: there are none). Raises ``InputError`` for several widths."""
-    widths = {shape.ffn for shape in layer_list(model) if shape.mlp is Mlp.DENSE}
+    widths = {shape.ffn for shape in model.shapes if shape.mlp is Mlp.DENSE}
     if len(widths) > 1:
-        raise input_error(
-            f"MLP widths differ from layer to layer: {sorted(widths)}", "one width", key="model"
-        )
+        what = f"MLP widths differ from layer to layer: {sorted(widths)}"
+        raise input_error(what, "one width", key="model")
     return max(widths, default=0)
 
 
 def require_gpt(model: ModelSpec) -> None:
     """Raises ``InputError`` for what Megatron's GPT classes and those that follow them cannot build."""
-    shapes = layer_list(model)
+    shapes = model.shapes
     lacking = {
         "Mamba or attention-free layers": any(
             shape.mixer in (Mixer.MAMBA, Mixer.NONE) or shape.mlp is Mlp.NONE for shape in shapes
@@ -56,13 +51,15 @@ def require_gpt(model: ModelSpec) -> None:
 
 def pattern_text(marks: Sequence[bool]) -> str:
     """Write marks as a list expression: ``([0]*3+[1]*58)``."""
-    runs: list[tuple[int, int]] = []
-    for mark in marks:
-        if runs and runs[-1][0] == int(mark):
-            runs[-1] = (int(mark), runs[-1][1] + 1)
-        else:
-            runs.append((int(mark), 1))
-    return "(" + "+".join(f"[{mark}]*{count}" for mark, count in runs) + ")"
+    return "(" + "+".join(f"[{int(mark)}]*{len([*equal])}" for mark, equal in groupby(marks)) + ")"
+
+
+def as_flags(settings: Iterable[tuple[str, Any]]) -> Flags:
+    """Write fields of ``TransformerConfig`` as flags, which have the same names; lists are marks of layers."""
+    return [
+        (f"--{name.replace('_', '-')}", pattern_text(value) if isinstance(value, list) else value)
+        for name, value in settings
+    ]
 
 
 def model_flags(target: Target, notes: list[str]) -> Flags:
@@ -73,9 +70,8 @@ def model_flags(target: Target, notes: list[str]) -> Flags:
     biased = model.attention_bias
     notes += unwritten(target)
     if model.attention_bias != model.mlp_bias:
-        notes.append(
-            "Megatron-LM has one switch for the biases of attention and MLP: the attention's was used"
-        )
+        said = "Megatron-LM has one switch for the biases of attention and MLP: the attention's was used"
+        notes.append(said)
     flags: Flags = [
         ("--num-layers", model.layers),
         ("--hidden-size", model.hidden),
@@ -100,7 +96,7 @@ def model_flags(target: Target, notes: list[str]) -> Flags:
         ("--hidden-dropout", "0.1" if target.training.dropout else "0.0"),
     ]
     flags += mla_flags(model, target.release) + moe_flags(target) + window_flags(model) + mtp_flags(model)
-    return flags + variant_flags(model, target.release)
+    return flags + as_flags(variant_settings(model, target.release))
 
 
 BIASED_EXPERTS: Release = (0, 15)
@@ -143,17 +139,9 @@ def mla_flags(model: ModelSpec, release: Release) -> Flags:
     """Multi-head latent attention."""
     if model.mla is None:
         return []
-    mla = model.mla
-    return [
-        ("--multi-latent-attention", True),
-        ("--q-lora-rank", mla.q_lora_rank or None),
-        ("--kv-lora-rank", mla.kv_lora_rank),
-        ("--qk-head-dim", mla.qk_nope_head_dim),
-        ("--qk-pos-emb-head-dim", mla.qk_rope_head_dim),
-        ("--v-head-dim", mla.v_head_dim),
-        # fused by default, which core 0.11 and 0.12 refuse beside MLA, and later ones beside an indexer
-        ("--no-rope-fusion", (0, 11) <= release < (0, 13) or model.indexer is not None),
-    ]
+    # fused by default, which core 0.11 and 0.12 refuse beside MLA, and later ones beside an indexer
+    unfused = (0, 11) <= release < (0, 13) or model.indexer is not None
+    return [*as_flags(mla_settings(model)), ("--no-rope-fusion", unfused)]
 
 
 ROTARY_BASE: Release = (0, 8)
@@ -228,9 +216,8 @@ def routing_notes(target: Target) -> list[str]:
     moe = target.model.moe
     if moe is None or (moe.router_groups or 1) == 1 or target.release >= ROUTER_GROUPS:
         return []
-    return [
-        f"{moe.router_groups} groups of experts are left out: --moe-router-num-groups came with core 0.11"
-    ]
+    flag = "--moe-router-num-groups"
+    return [f"{moe.router_groups} groups of experts are left out: {flag} came with core 0.11"]
 
 
 def balances(target: Target) -> bool:
@@ -244,23 +231,22 @@ def moe_flags(target: Target) -> Flags:
     moe = target.model.moe
     if moe is None:
         return []
-    sparse = [shape.mlp is Mlp.MOE for shape in layer_list(target.model)]
-    groups = expert_groups(target)
+    sparse = [shape.mlp is Mlp.MOE for shape in target.model.shapes]
+    groups = expert_groups(target) or (None, None)
     return [
         ("--num-experts", moe.experts),
         ("--moe-layer-freq", None if all(sparse) else pattern_text(sparse)),
         ("--moe-ffn-hidden-size", moe.ffn if target.release >= (0, 10) else None),  # --ffn-hidden-size before
         ("--moe-router-topk", moe.top_k),
-        ("--moe-router-num-groups", groups[0] if groups else None),
-        ("--moe-router-group-topk", groups[1] if groups else None),
+        ("--moe-router-num-groups", groups[0]),
+        ("--moe-router-group-topk", groups[1]),
         ("--moe-router-topk-scaling-factor", router_scaling(target)),
+        # biases that balance experts are refused beside softmax, the default (core/transformer/transformer_config.py)
         ("--moe-router-score-function", "sigmoid" if balances(target) else None),
         ("--moe-router-enable-expert-bias", balances(target)),
+        # softmax over a single chosen expert has no gradient, and is refused (core/transformer/transformer_config.py)
         ("--moe-router-pre-softmax", moe.top_k == 1 and not balances(target)),
-        ("--moe-shared-expert-intermediate-size", moe.shared_ffn or None),
-        ("--moe-shared-expert-gate", moe.shared_gate),
-        ("--moe-expert-capacity-factor", moe.capacity_factor),
-        ("--moe-pad-expert-input-to-capacity", moe.capacity_factor is not None),
+        *as_flags(expert_settings(moe)),
     ]
 
 
@@ -269,7 +255,7 @@ def window_marks(model: ModelSpec) -> tuple[int, list[bool]] | None:
 
     Raises ``InputError`` for several lengths.
     """
-    windows = [shape.window for shape in layer_list(model)]
+    windows = [shape.window for shape in model.shapes]
     lengths = {window for window in windows if window is not None}
     if not lengths:
         return None
@@ -292,6 +278,8 @@ def cp_kinds(target: Target) -> list[str]:
     """Kinds of context parallelism: one, or one per layer where windows, or chosen keys, rule out the ring."""
     if target.model.indexer is not None:  # every query's keys may lie anywhere
         return [CpComm.ALL_GATHER.value]
+    # Transformer Engine refuses windows in a ring, alone and as the outer part of a hierarchy
+    # (attention/dot_product_attention/context_parallel.py); exchanged heads and gathered keys see all of the sequence.
     kind, found = target.preset.cp_comm, window_marks(target.model)
     if found is None or kind not in (CpComm.P2P, CpComm.A2A_P2P):
         return [kind.value]
@@ -304,14 +292,6 @@ def cp_sizes(target: Target) -> list[int]:
     layout = target.layout
     inside = int(exchange_ranks(target.model, target.cluster.nvlink_domain, layout.cp, layout.tp))
     return [inside, layout.cp // inside]
-
-
-def variant_flags(model: ModelSpec, release: Release) -> Flags:
-    """Linear attention, chosen keys and gates."""
-    return [
-        (f"--{name.replace('_', '-')}", pattern_text(value) if isinstance(value, list) else value)
-        for name, value in variant_settings(model, release)
-    ]
 
 
 def mtp_flags(model: ModelSpec) -> Flags:

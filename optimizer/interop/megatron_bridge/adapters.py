@@ -40,11 +40,9 @@ KEYS = AdapterKeys(
 def writes_adapter(target: Target) -> bool:
     """Whether the release has a recipe that trains adapters of the model, on weights that it keeps in 16 bits."""
     spec, model = target.training.adapter, target.model
-    partly = (
-        model.moe is not None
-        and spec is not None
-        and len({AdapterTarget.MLP, AdapterTarget.EXPERTS} & {*spec.targets}) == 1
-    )
+    # Experts' matrices have the names of a dense MLP's: target_modules cannot name the one without the other.
+    both = {AdapterTarget.MLP, AdapterTarget.EXPERTS}
+    partly = model.moe is not None and spec is not None and len(both & {*spec.targets}) == 1
     plain = model.mla is None and model.indexer is None and not partly
     return spec is not None and plain and target.release >= SINCE
 

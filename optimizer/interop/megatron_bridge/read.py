@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.huggingface.names import built_in_model
 from layoutopt.optimizer.interop.launch.command import read_launch
-from layoutopt.optimizer.interop.launch.flags import ArgFields, scalar
+from layoutopt.optimizer.interop.launch.flags import ArgFields, SettingFields, scalar
 from layoutopt.optimizer.interop.megatron.read import AXIS_FLAGS, left_open, missing_values, stated_options
-from layoutopt.optimizer.interop.megatron.read_layout import (
-    megatron_layout,
-    megatron_training,
-)
+from layoutopt.optimizer.interop.megatron.read_layout import megatron_layout, megatron_training
 from layoutopt.optimizer.interop.megatron.read_model import megatron_model
 from layoutopt.optimizer.interop.megatron_bridge.adapters import read_peft
 from layoutopt.optimizer.interop.megatron_bridge.read_recipe import HUB_ID, read_recipe
-from layoutopt.optimizer.interop.reading import Fields, importer, parse_yaml, parse_yaml_value, shorten
+from layoutopt.optimizer.interop.reading import importer, parse_yaml, parse_yaml_value, shorten
 from layoutopt.optimizer.interop.records import ImportedJob
 from layoutopt.optimizer.interop.shell.values import has_hole, show
 from layoutopt.optimizer.specs.errors import InputError, input_error
@@ -58,26 +55,14 @@ PRECISION_NAMES: dict[str, dict[str, Any]] = {
 SIZES = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")
 BATCH_KEYS = ("--micro-batch-size", "--global-batch-size")
 RECIPE_SWITCHES = (
-    "overlap_grad_reduce",
-    "overlap_param_gather",
-    "tp_comm_overlap",
-    "overlap_moe_expert_parallel_comm",
+    "overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap", "overlap_moe_expert_parallel_comm",
     "cuda_graph_impl",
-)
+)  # fmt: skip
 """What recipes set beside a layout: a command that overrides all of them leaves nothing that is priced to the recipe."""
 
 SECTIONS = (
-    "model",
-    "train",
-    "optimizer",
-    "ddp",
-    "dist",
-    "mixed_precision",
-    "comm_overlap",
-    "dataset",
-    "checkpoint",
-    "peft",
-)
+    "model", "train", "optimizer", "ddp", "dist", "mixed_precision", "comm_overlap", "dataset", "checkpoint", "peft",
+)  # fmt: skip
 RECIPES = (
     (r"llama31?_405b", "llama3-405b"),
     (r"llama3[13]?_70b", "llama3-70b"),
@@ -106,7 +91,7 @@ class CommandFields(ArgFields):
         return not any(key in self.data for key in keys)
 
 
-class RecipeFields(ArgFields):
+class RecipeFields(SettingFields):
     """Keys of a YAML file or a recipe, whose messages show them as they are written."""
 
     def unresolved(self, value: str) -> str:
@@ -116,18 +101,6 @@ class RecipeFields(ArgFields):
     def remedy(self, value: str) -> str:
         """The command overrides a recipe."""
         return "state it on the command line"
-
-    def path(self, key: str) -> str:
-        """Return the full name of a key."""
-        return Fields.path(self, key)
-
-    def flag(self, *keys: str) -> bool | None:
-        """Read true or false."""
-        return Fields.flag(self, *keys)
-
-    def items(self, *keys: str) -> list[Any] | None:
-        """Read a list."""
-        return Fields.items(self, *keys)
 
 
 NO_RUN_CONFIG = {
@@ -185,9 +158,8 @@ def named_precision(name: str) -> dict[str, Any]:
     """Return the switches behind a mixed-precision recipe name. Raises ``InputError`` for an unknown name."""
     switches = PRECISION_NAMES.get(name)
     if switches is None:
-        raise input_error(
-            f"{shorten(name)!r} is not known", "one of " + ", ".join(PRECISION_NAMES), key="mixed_precision"
-        )
+        known = "one of " + ", ".join(PRECISION_NAMES)
+        raise input_error(f"{shorten(name)!r} is not known", known, key="mixed_precision")
     return dict(switches)
 
 
@@ -250,14 +222,9 @@ def _of_command(command: LaunchCommand, file: str, recipe_file: Path | None) -> 
     merged = _merged(sections, notes)
     if recipe is None and not merged.get("fp16"):
         merged.setdefault("bf16", True)
-    unsaid = (
-        f"are those of recipe {shorten(recipe)}, which this file does not hold"
-        if recipe and not known
-        else ""
-    )
-    fields = (RecipeFields if known else CommandFields)(
-        merged, file=file, unsaid=" and ".join(text for text in (unsaid, command.unsaid) if text)
-    )
+    unsaid = f"are those of recipe {shorten(recipe)}, which this file does not hold"
+    unsaid = " and ".join(text for text in (unsaid if recipe and not known else "", command.unsaid) if text)
+    fields = (RecipeFields if known else CommandFields)(merged, file=file, unsaid=unsaid)
     return bridge_job(fields, command.gpus, notes, recipe, known=known)
 
 
@@ -310,6 +277,8 @@ def bridge_job(
     if recipe is not None:
         if "grad_reduce_in_fp32" not in fields:
             training = replace(training, grad_bytes=None)
+        # A recipe knows its model's sizes and nearly everything else; of a command alone only the batch is asked for,
+        # and what may stand in a variable.
         sizes = {fields.path(key) for key in SIZES}
         missing = tuple(
             item

@@ -64,9 +64,8 @@ def read_recipe(
     where = reader.function(found, name)
     if where is None:
         shown = shorten(", ".join(found.functions) or "none")
-        raise input_error(
-            f"no recipe {shorten(name)!r}", f"one of {shown}", key="--recipe-file", file=path.name
-        )
+        what = f"no recipe {shorten(name)!r}"
+        raise input_error(what, f"one of {shown}", key="--recipe-file", file=path.name)
     made = reader.call(*where, given or {}, 0)
     if not isinstance(made, dict):
         raise input_error(f"{shorten(name)} returns no configuration", "a recipe", file=path.name)
@@ -79,9 +78,8 @@ def read_recipe(
     for key, value in made.items():
         why = value.get(OPEN) if isinstance(value, dict) else value if is_open(value) else None
         if isinstance(why, str):
-            reader.notes[
-                f"assumed: {shorten(key)} sets nothing else that counts; it is open in {show(why)[1:]}"
-            ] = None
+            said = f"assumed: {shorten(key)} sets nothing else that counts; it is open in {show(why)[1:]}"
+            reader.notes[said] = None
     if isinstance(made.get("mixed_precision"), str) and made["mixed_precision"] in precisions:
         sections["mixed_precision"] = dict(precisions[made["mixed_precision"]])
     return RecipeFile(sections=sections, notes=tuple(reader.notes))
@@ -107,6 +105,7 @@ class _Reader(PythonReader):
         place = path.resolve()
         if place in self.files:
             return self.files[place]
+        # Set before it is read: files that import each other would be read without end.
         self.files[place] = None
         if len(self.files) > MAX_FILES or not place.is_file() or not place.is_relative_to(self.root):
             return None
@@ -196,7 +195,6 @@ class _Reader(PythonReader):
 
     def _lengthened(self, holder: list[Any], more: Any) -> None:
         if not isinstance(more, list) or len(holder) + len(more) > MAX_ITEMS:
-            raise input_error(
-                "a list is extended by what is not read", f"up to {MAX_ITEMS} items", file=self.file
-            )
+            what = "a list is extended by what is not read"
+            raise input_error(what, f"up to {MAX_ITEMS} items", file=self.file)
         holder += more

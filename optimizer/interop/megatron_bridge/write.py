@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from layoutopt.optimizer.frameworks.abilities import PP_BEFORE_DP
 from layoutopt.optimizer.interop.launch.optimizers import megatron_optimizer
 from layoutopt.optimizer.interop.launch.text import command_text, header, quote, torchrun_words
-from layoutopt.optimizer.interop.megatron.variants import variant_settings
+from layoutopt.optimizer.interop.megatron.variants import expert_settings, mla_settings, variant_settings
 from layoutopt.optimizer.interop.megatron.write import (
     STRATEGY,
     environment,
@@ -24,7 +24,6 @@ from layoutopt.optimizer.interop.megatron.write_model import (
     cp_sizes,
     dense_width,
     expert_groups,
-    layer_list,
     rotary_base,
     router_scaling,
     routing_notes,
@@ -39,7 +38,7 @@ from layoutopt.optimizer.interop.megatron_bridge.adapters import (
 )
 from layoutopt.optimizer.interop.megatron_bridge.read import PRECISION_NAMES, SHORT_FLAGS
 from layoutopt.optimizer.interop.records import ExportedJob
-from layoutopt.optimizer.interop.stages import counted_ends, is_even_split, uneven_ends
+from layoutopt.optimizer.interop.stages import counted_ends, full_recomputation, is_even_split, uneven_ends
 from layoutopt.optimizer.specs.model import Mlp, Norm
 from layoutopt.optimizer.specs.vocabulary import (
     CpComm,
@@ -106,9 +105,8 @@ def export(target: Target) -> ExportedJob:
         adapter_overrides(target),
     ]
     words = [options, *([[quote(f"{key}={text(value)}")] for key, value in section] for section in sections)]
-    script = (
-        "#!/bin/bash\n" + header(target, f"Megatron-Bridge {target.version}") + environment(target, notes)
-    )
+    script = "#!/bin/bash\n" + header(target, f"Megatron-Bridge {target.version}")
+    script += environment(target, notes)
     script += command_text([*torchrun_words(target), "scripts/training/run_recipe.py"], words)
     return ExportedJob(
         framework=target.framework,
@@ -165,9 +163,8 @@ def recipe_of(target: Target, notes: list[str]) -> str:
     family = "deepseek-v3" if model.mla else "qwen3-30b-a3b" if model.moe else "llama3-8b"
     # only these recipes build layers of other kinds of attention (transformer_layer_spec)
     family = "glm-5" if model.indexer else "qwen3-next-80b-a3b" if model.linear else family
-    notes.append(
-        f"Megatron-Bridge has no recipe for {model.name}: {RECIPE_OF[family]} with all sizes overridden"
-    )
+    said = f"Megatron-Bridge has no recipe for {model.name}: {RECIPE_OF[family]} with all sizes overridden"
+    notes.append(said)
     return RECIPE_OF[family]
 
 
@@ -199,17 +196,7 @@ def model_overrides(target: Target, notes: list[str]) -> Overrides:
         *window_overrides(model),
         *moe_overrides(target),
     ]
-    if model.mla is not None:
-        mla = model.mla
-        overrides += [
-            ("multi_latent_attention", True),
-            ("q_lora_rank", mla.q_lora_rank or None),
-            ("kv_lora_rank", mla.kv_lora_rank),
-            ("qk_head_dim", mla.qk_nope_head_dim),
-            ("qk_pos_emb_head_dim", mla.qk_rope_head_dim),
-            ("v_head_dim", mla.v_head_dim),
-        ]
-    overrides += variant_settings(model, target.release)
+    overrides += mla_settings(model) + variant_settings(model, target.release)
     return [(f"model.{key}", value) for key, value in overrides]
 
 
@@ -251,8 +238,8 @@ def moe_overrides(target: Target) -> Overrides:
     model, moe = target.model, target.model.moe
     if moe is None:
         return [("num_moe_experts", None)]
-    sparse = [int(shape.mlp is Mlp.MOE) for shape in layer_list(model)]
-    groups = expert_groups(target)
+    sparse = [int(shape.mlp is Mlp.MOE) for shape in model.shapes]
+    groups = expert_groups(target) or (None, None)
     chosen = target.preset.dispatcher
     plain = Dispatcher.ALLTOALL if chosen.deduplicates else chosen
     dispatcher = "flex" if chosen.deduplicates and target.layout.ep > 1 else plain.value
@@ -261,13 +248,10 @@ def moe_overrides(target: Target) -> Overrides:
         ("moe_layer_freq", 1 if all(sparse) else sparse),
         ("moe_ffn_hidden_size", moe.ffn),
         ("moe_router_topk", moe.top_k),
-        ("moe_router_num_groups", groups[0] if groups else None),
-        ("moe_router_group_topk", groups[1] if groups else None),
+        ("moe_router_num_groups", groups[0]),
+        ("moe_router_group_topk", groups[1]),
         ("moe_router_enable_expert_bias", balances(target)),
-        ("moe_shared_expert_intermediate_size", moe.shared_ffn or None),
-        ("moe_shared_expert_gate", moe.shared_gate),
-        ("moe_expert_capacity_factor", moe.capacity_factor),
-        ("moe_pad_expert_input_to_capacity", moe.capacity_factor is not None),
+        *expert_settings(moe),
         ("moe_grouped_gemm", True),
         ("moe_token_dispatcher_type", dispatcher),
         ("moe_flex_dispatcher_backend", chosen.value if dispatcher == "flex" else None),
@@ -298,16 +282,15 @@ def layout_overrides(target: Target) -> Overrides:
     if layout.cp > 1 and CpComm.A2A_P2P.value in kinds:
         overrides.append(("model.hierarchical_context_parallel_sizes", cp_sizes(target)))
     full = chosen.granularity is Granularity.FULL
-    everything = all(stage.recomputed == stage.layers for stage in layout.stages)
-    depth = max(chosen.group, 1) if everything else max(stage.recomputed for stage in layout.stages)
+    method, depth = full_recomputation(layout) if full else (None, None)
     # nulls are written too: a recipe may have set any of them
     none = chosen.granularity is Granularity.NONE
     return [
         *overrides,
         ("model.recompute_granularity", None if none else chosen.granularity.value),
         ("model.recompute_modules", list(chosen.modules) or None),
-        ("model.recompute_method", ("uniform" if everything else "block") if full else None),
-        ("model.recompute_num_layers", depth if full else None),
+        ("model.recompute_method", method),
+        ("model.recompute_num_layers", depth),
     ]
 
 
@@ -391,9 +374,8 @@ def graph_overrides(target: Target) -> Overrides:
         own = [("model.cuda_graph_impl", "full_iteration")]
     else:
         own = [("model.cuda_graph_impl", "local"), (scope, ["full_iteration"])]
-    if (
-        kind is CudaGraph.FULL
-    ):  # validate() refuses graphs of the iteration that look for NaN, as most recipes do
+    if kind is CudaGraph.FULL:
+        # validate() refuses graphs of the iteration that look for NaN, as most recipes do
         own += [("rerun_state_machine.check_for_nan_in_loss", False), ("ddp.check_for_nan_in_grad", False)]
     return [*own, ("rng.te_rng_tracker", True)]
 
@@ -413,8 +395,6 @@ def checkpoint_overrides(target: Target) -> Overrides:
     kind = "fsdp_dtensor" if target.layout.zero >= 2 else "torch_dist"
     overrides: Overrides = [("checkpoint.ckpt_format", kind)]
     if ckpt is not None:
-        overrides += [
-            ("checkpoint.save_interval", ckpt.interval_steps),
-            ("checkpoint.async_save", ckpt.asynchronous),
-        ]
+        overrides.append(("checkpoint.save_interval", ckpt.interval_steps))
+        overrides.append(("checkpoint.async_save", ckpt.asynchronous))
     return overrides

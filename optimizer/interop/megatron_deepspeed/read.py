@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +10,11 @@ from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.flags import ArgFields
 from layoutopt.optimizer.interop.megatron.entries import require_gpt_entry
 from layoutopt.optimizer.interop.megatron.read import left_open, missing_values, stated_options
-from layoutopt.optimizer.interop.megatron.read_layout import (
-    megatron_layout,
-    megatron_training,
-)
+from layoutopt.optimizer.interop.megatron.read_layout import megatron_layout, megatron_training
 from layoutopt.optimizer.interop.megatron.read_model import megatron_model
 from layoutopt.optimizer.interop.reading import Fields, importer, parse_json, shorten
 from layoutopt.optimizer.interop.records import ImportedJob
-from layoutopt.optimizer.interop.shell.values import has_hole, show
+from layoutopt.optimizer.interop.shell.values import has_hole, show, without_holes
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.layout import Recompute
 from layoutopt.optimizer.specs.vocabulary import CpComm, Granularity, Schedule
@@ -29,13 +25,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.specs.partial_layout import PartialLayout
 
 MARKS = (
-    "--deepspeed",
-    "--deepspeed_config",
-    "--zero-stage",
-    "--no-pipeline-parallel",
-    "--ds-sequence-parallel-size",
-)
-
+    "--deepspeed", "--deepspeed_config", "--zero-stage", "--no-pipeline-parallel", "--ds-sequence-parallel-size",
+)  # fmt: skip
 
 FLASH = (
     "use_flash_attn", "use_flash_attn_v1", "use_flash_attn_v2", "use_flash_attn_triton", "use_flash_attn_builder",
@@ -69,6 +60,7 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
         megatron_training(
             fields, layout, notes, fp8_key="fp8_format", fp4_key="fp4_format", command_line=True
         ),
+        # the JSON's data_types decide, not Megatron's flag
         grad_bytes=None,
         pad_vocab=True,
         flash=any(fields.on(name) for name in FLASH),
@@ -83,17 +75,12 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
         layout=layout,
         training=training,
         options=replace(
-            options,
-            cp_comm=CpComm.A2A if ulysses else None,
-            optimizer_offload=1.0 if offloaded else None,
+            options, cp_comm=CpComm.A2A if ulysses else None, optimizer_offload=1.0 if offloaded else None
         ),
         model=model,
         gpus=gpus,
         notes=tuple(notes),
-        missing=(
-            *missing,
-            *([f"zero: {zero_open}"] if layout.zero is None and zero_open else ()),
-        ),
+        missing=(*missing, *([f"zero: {zero_open}"] if layout.zero is None and zero_open else ())),
     )
 
 
@@ -105,7 +92,7 @@ def _read_json(data: dict[str, Any], command: LaunchCommand, file: str) -> str:
     text = command.text_of(name)
     if text is None:
         return "" if "zero_stage" in data else f"is in {shorten(show(name))}, which was not found"
-    settings = Fields(parse_json(re.sub("\ue000[^\ue001]*\ue001", "null", text), file), file=file)
+    settings = Fields(parse_json(without_holes(text, "null"), file), file=file)
     section = settings.section("zero_optimization")
     inside = section.integer("stage", most=3)
     if inside is None and "stage" in section:
@@ -133,15 +120,13 @@ def _as_megatron(data: dict[str, Any], notes: list[str], file: str) -> dict[str,
     experts = data.get("num_experts")
     if isinstance(experts, list):
         if len(set(map(str, experts))) != 1:
-            raise input_error(
-                "experts differ from layer to layer", "one number", key="--num-experts", file=file
-            )
+            what = "experts differ from layer to layer"
+            raise input_error(what, "one number", key="--num-experts", file=file)
         renamed["num_experts"] = experts[0]
     if renamed.get("num_experts") in (None, 1):
         renamed.pop("num_experts", None)
     elif fields.integer("expert_interval", least=1) != 1:
-        # arguments.py: every second layer has experts unless --expert-interval says otherwise, counted
-        # from the first
+        # arguments.py: every second layer has experts unless --expert-interval says otherwise, from the first on
         interval = fields.integer("expert_interval", least=1) or 2
         layers = fields.integer("num_layers", least=1, most=10_000) or 0
         renamed["moe_layer_freq"] = [int((index + 1) % interval == 0) for index in range(layers)]

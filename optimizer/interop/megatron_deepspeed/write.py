@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.interop.deepspeed.write import NO_CHECK, deepspeed_config
+from layoutopt.optimizer.interop.deepspeed.write import NO_CHECK, deepspeed_config, deepspeed_words
 from layoutopt.optimizer.interop.launch.text import IN_HOSTFILE, command_text, flag_words, header
 from layoutopt.optimizer.interop.megatron.write_model import dense_width, unstated_facts
 from layoutopt.optimizer.interop.records import ExportedJob
+from layoutopt.optimizer.interop.stages import full_recomputation
 from layoutopt.optimizer.specs.model import Norm
 from layoutopt.optimizer.specs.vocabulary import Granularity, Precision, Saver, Schedule
 
@@ -27,14 +28,7 @@ def export(target: Target) -> ExportedJob:
     """Write ``launch.sh`` and ``ds_config.json``."""
     notes: list[str] = unstated_facts(target, OPEN_FLAGS)
     sections = [_model_flags(target), _layout_flags(target), _run_flags(target)]
-    start = [
-        "deepspeed",
-        "--num_nodes",
-        str(target.nodes),
-        "--num_gpus",
-        str(target.gpus_per_node),
-        "pretrain_gpt.py",
-    ]
+    start = deepspeed_words(target, "pretrain_gpt.py")
     script = "#!/bin/bash\n" + header(target, f"Megatron-DeepSpeed {target.version}", meeting=IN_HOSTFILE)
     script += "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
     script += command_text(start, [flag_words(section) for section in sections])
@@ -75,12 +69,9 @@ def _model_flags(target: Target) -> Flags:
     ]
     if model.moe is None:
         return flags
-    return [
-        *flags,
-        ("--num-experts", model.moe.experts),
-        ("--topk", model.moe.top_k),
-        ("--expert-interval", 1),
-    ]
+    # Its own default puts experts in every second layer (megatron/arguments.py, --expert-interval).
+    experts: Flags = [("--num-experts", model.moe.experts), ("--topk", model.moe.top_k)]
+    return [*flags, *experts, ("--expert-interval", 1)]
 
 
 def _layout_flags(target: Target) -> Flags:
@@ -113,14 +104,8 @@ def _recompute_flags(target: Target) -> Flags:
     ]
     if granularity is Granularity.SELECTIVE:
         return flags
-    everything = all(stage.recomputed == stage.layers for stage in layout.stages)
-    group = max(layout.recompute.group, 1)
-    depth = group if everything else max(stage.recomputed for stage in layout.stages)
-    return [
-        *flags,
-        ("--recompute-method", "uniform" if everything else "block"),
-        ("--recompute-num-layers", depth),
-    ]
+    method, depth = full_recomputation(layout)
+    return [*flags, ("--recompute-method", method), ("--recompute-num-layers", depth)]
 
 
 def _run_flags(target: Target) -> Flags:

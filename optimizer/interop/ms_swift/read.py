@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from layoutopt.optimizer.interop.launch.adapters import SWIFT, read_adapter
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.keys import (
     SWITCHES,
+    asking,
     fsdp_job,
     gpus_of_environment,
     megatron_job,
@@ -44,27 +44,17 @@ NAMES = {"max_length": "seq_length", "overlap_p2p_comm": "overlap_p2p_communicat
 """ms-swift's keys that Megatron has other names for."""
 
 DEFAULTS = {
-    "micro_batch_size": 1,
-    "global_batch_size": 16,
-    "use_distributed_optimizer": True,
-    "expert_tensor_parallel_size": 1,
-    "recompute_granularity": "selective",
-    "bf16": True,
-}
+    "micro_batch_size": 1, "global_batch_size": 16, "use_distributed_optimizer": True, "expert_tensor_parallel_size": 1,
+    "recompute_granularity": "selective", "bf16": True,
+}  # fmt: skip
 TRAINER_FLAGS = (
-    "--per_device_train_batch_size",
-    "--gradient_accumulation_steps",
-    "--deepspeed",
-    "--torch_dtype",
-)
+    "--per_device_train_batch_size", "--gradient_accumulation_steps", "--deepspeed", "--torch_dtype",
+)  # fmt: skip
 """Flags of ``swift sft``: those of the Hugging Face trainer."""
 
 TRAINER_KNOWN = (
-    "per_device_train_batch_size",
-    "sequence_parallel_size",
-    "gradient_checkpointing",
-    "deepspeed",
-)
+    "per_device_train_batch_size", "sequence_parallel_size", "gradient_checkpointing", "deepspeed",
+)  # fmt: skip
 PRECISIONS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
 KNOWN = (
     *SWITCHES, *DEFAULTS, "tensor_model_parallel_size", "pipeline_model_parallel_size",
@@ -103,14 +93,9 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
     gpus = command.gpus or gpus_of_environment(command, *ENVIRONMENT, notes)
     path = values.get("model") or values.get("load")
     fields = command.fields(file=file, data=values)
-    return megatron_job(
-        fields,
-        gpus,
-        notes,
-        path=path if isinstance(path, str) else None,
-        command_line=True,
-        adapter=_adapter(fields, "full", notes),
-    )
+    path = path if isinstance(path, str) else None
+    adapter = _adapter(fields, "full", notes)
+    return megatron_job(fields, gpus, notes, path=path, command_line=True, adapter=adapter)
 
 
 def _adapter(fields: ArgFields, default: str, notes: list[str]) -> AdapterSpec | None:
@@ -132,14 +117,14 @@ def _trainer_job(command: LaunchCommand, file: str) -> ImportedJob:
     steps, cp = _accumulation(fields, gpus, micro_batch, notes), fields.count("sequence_parallel_size")
     ranks = gpus // cp if gpus and gpus % cp == 0 else None
     if cp > 1:
-        notes.append(
-            "sequence_parallel_size: heads are exchanged; where they do not divide, the rest is a ring"
-        )
+        said = "sequence_parallel_size: heads are exchanged; where they do not divide, the rest is a ring"
+        notes.append(said)
     framework = stated.get("framework", Framework.ACCELERATE)
     batch = ranks * micro_batch * steps if ranks and micro_batch and steps else None
     require_agreement(stated, fields, batch)
     job = fsdp_job(
         notes=notes,
+        # a hub name; a local folder ends in one
         path=model_path(fields, "model"),
         gpus=gpus,
         micro_batch=micro_batch,
@@ -156,8 +141,7 @@ def _trainer_job(command: LaunchCommand, file: str) -> ImportedJob:
         optimizer_offload=stated.get("offload"),
         adapter=_adapter(fields, "lora", notes),
     )
-    asked = tuple(f"{fields.path(key)}: {why}" for key, why in fields.left_open.items())
-    return replace(job, missing=(*job.missing, *asked))
+    return asking(job, {fields.path(key): why for key, why in fields.left_open.items()})
 
 
 def _accumulation(
@@ -168,7 +152,7 @@ def _accumulation(
     steps = fields.integer(key, least=1)
     if steps is not None or fields.is_open(key) or not gpus or not micro_batch:
         return steps
-    steps = max(1, ceil(16 / micro_batch / gpus))
+    steps = max(1, ceil(16 / micro_batch / gpus))  # swift/trainers/arguments.py
     notes.append(f"assumed: {key} {steps}, the trainer's default")
     return steps
 

@@ -19,6 +19,9 @@ from layoutopt.optimizer.specs.partial_layout import PartialLayout
 from layoutopt.optimizer.specs.vocabulary import DEFAULT_MESH_ORDER, CpComm, Granularity, Precision, Schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from layoutopt.optimizer.interop.launch.command import LaunchCommand
     from layoutopt.optimizer.interop.shell.record import Outside
 
 CONFIG_FILE = "--config-file"
@@ -32,17 +35,17 @@ def import_nanotron(text: str, file: str = "", outside: Outside | None = None) -
 
     Raises ``InputError`` without these sections, for unknown dtypes, and where a script names a file that is not there.
     """
-    if is_script(text, file):
-        signs = ("run_train.py", CONFIG_FILE)
-        return read_config_launch(
-            text,
-            signs,
-            lambda command: after(command.words, CONFIG_FILE, "--config_file"),
-            lambda launch: _job(launch.text, launch.name),
-            file,
-            outside,
-        )
-    return _job(text, file)
+    if not is_script(text, file):
+        return _job(text, file)
+
+    def named(command: LaunchCommand) -> tuple[str, Sequence[str]] | None:
+        """Return the configuration that a command names."""
+        return after(command.words, CONFIG_FILE, "--config_file")
+
+    signs = ("run_train.py", CONFIG_FILE)
+    return read_config_launch(
+        text, signs, named, lambda launch: _job(launch.text, launch.name), file, outside
+    )
 
 
 def _job(text: str, file: str) -> ImportedJob:
@@ -50,11 +53,7 @@ def _job(text: str, file: str) -> ImportedJob:
     if "parallelism" not in root or "tokens" not in root:
         raise input_error("no nanotron settings", "sections parallelism, tokens and model", file=file)
     notes: list[str] = []
-    tokens, parallelism, optimizer = (
-        root.section("tokens"),
-        root.section("parallelism"),
-        root.section("optimizer"),
-    )
+    tokens, parallelism, optimizer = map(root.section, ("tokens", "parallelism", "optimizer"))
     model = _model(root.section("model"), notes)
     layout = _layout(parallelism, optimizer, tokens, model, notes)
     dp, pp, tp, cp = (layout.dp or 1), (layout.pp or 1), (layout.tp or 1), (layout.cp or 1)
@@ -93,9 +92,8 @@ def _model(section: Fields, notes: list[str]) -> ModelSpec | None:
     if not config.data:
         return None
     if config.data.get("moe_config"):
-        raise config.fail(
-            "moe_config", "mixture-of-experts models of nanotron are not supported", "a dense model"
-        )
+        what = "mixture-of-experts models of nanotron are not supported"
+        raise config.fail("moe_config", what, "a dense model")
     kinds = {"is_llama_config": "llama", "is_qwen2_config": "qwen2", "is_starcoder2_config": "starcoder2"}
     kind = next((name for key, name in kinds.items() if config.on(key)), None)
     if kind is None:
@@ -103,9 +101,8 @@ def _model(section: Fields, notes: list[str]) -> ModelSpec | None:
     hidden, heads = config.required("hidden_size"), config.required("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", least=1) or heads
     if hidden % heads or heads % kv_heads:
-        raise config.fail(
-            "num_attention_heads", f"hidden {hidden}, heads {heads}, kv heads {kv_heads} do not divide"
-        )
+        what = f"hidden {hidden}, heads {heads}, kv heads {kv_heads} do not divide"
+        raise config.fail("num_attention_heads", what)
     layers = config.required("num_hidden_layers", most=MAX_LAYERS)
     divisor = section.integer("make_vocab_size_divisible_by", least=1) or 1
     if divisor > 1:
@@ -136,12 +133,12 @@ def _layout(
 ) -> PartialLayout:
     tp, cp, pp = (parallelism.count(key) for key in ("tp", "context_parallel_size", "pp"))
     if parallelism.count("expert_parallel_size") > 1:
-        raise parallelism.fail(
-            "expert_parallel_size", "expert parallelism above 1 is broken in nanotron", "1"
-        )
+        what = "expert parallelism above 1 is broken in nanotron"
+        raise parallelism.fail("expert_parallel_size", what, "1")
     engine = parallelism.choice("pp_engine", tuple(ENGINES)) or "afab"
     if pp > 1 and "pp_engine" not in parallelism:
         notes.append("pp_engine afab (all forward, all backward): nanotron's default")
+    # unset it is ALL_REDUCE, without sequence parallelism (nanotron/config/parallelism_config.py)
     mode = parallelism.choice("tp_mode", ("REDUCE_SCATTER", "ALL_REDUCE")) or "ALL_REDUCE"
     recompute = Recompute(granularity=Granularity.FULL) if parallelism.on("recompute_layer") else Recompute()
     schedule = ENGINES[engine] if pp > 1 else Schedule.NONE

@@ -30,6 +30,7 @@ def export(target: Target) -> ExportedJob:
             "checkpoints_path": "checkpoints",
             "checkpoint_interval": ckpt.interval_steps if ckpt else steps,
         },
+        # without a data set nanotron trains on random words
         "data_stages": [
             {
                 "name": "stable",

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.interop.launch.command import read_launch
-from layoutopt.optimizer.interop.launch.flags import ArgFields
-from layoutopt.optimizer.interop.launch.keys import hydra_values, name_unread
+from layoutopt.optimizer.interop.launch.flags import ArgFields, SettingFields
+from layoutopt.optimizer.interop.launch.keys import asking, hydra_values, name_unread
 from layoutopt.optimizer.interop.megatron.read import job_from_arguments
 from layoutopt.optimizer.interop.megatron_bridge.adapters import KEYS
 from layoutopt.optimizer.interop.megatron_bridge.read import RecipeFields, bridge_job
@@ -52,14 +52,9 @@ KNOWN = (
     "pipeline_model_parallel_split_rank",
 )  # fmt: skip
 OWN_WORDS = (
-    "trainer.devices",
-    "trainer.num_nodes",
-    "model.micro_batch_size",
-    "llm",
-    "pretrain",
-    "finetune",
-    "--factory",
-)
+    "trainer.devices", "trainer.num_nodes", "model.micro_batch_size", "model.tensor_model_parallel_size", "llm",
+    "pretrain", "finetune", "--factory",
+)  # fmt: skip
 _REFERENCE = re.compile(r"\$\{(?:multiply: ?(\d{1,4}), ?\$\{)?\.?(?:model\.)?(\w+)\}{1,2}")
 SCRIPT = re.compile(r"megatron_gpt_(pretraining|finetuning|sft)\w*\.py")
 
@@ -84,14 +79,9 @@ def import_nemo(
         return _of_recipe(script_recipe(text, file), file, recipe_file)
     if re.search(r"^model:[ \t]*(#.*)?$", text, re.MULTILINE):
         return _of_config(parse_yaml(text, file), file)
-    flags = (
-        "trainer.devices",
-        "trainer.num_nodes",
-        "model.micro_batch_size",
-        "model.tensor_model_parallel_size",
-        *OWN_WORDS,
+    return read_launch(
+        text, OWN_WORDS, lambda command: _of_command(command, file, recipe_file), file, outside
     )
-    return read_launch(text, flags, lambda command: _of_command(command, file, recipe_file), file, outside)
 
 
 def _of_command(command: LaunchCommand, file: str, recipe_file: Path | None) -> ImportedJob:
@@ -132,31 +122,19 @@ def _of_config(data: Mapping[str, Any], file: str, unsaid: str = "") -> Imported
     values |= _named(values, model, trainer, notes, whole=not unsaid)
     name_unread(list(model.data), KNOWN, notes)
     job = job_from_arguments(_ModelFields(values, file=file, unsaid=unsaid), gpus, command_line=False)
-    asked = tuple(f"{trainer.path(key)}: {why}" for key, why in trainer.left_open.items())
-    own = [note for note in job.notes if not note.startswith(UNREAD) or not any(map(_names_unread, notes))]
-    return replace(
-        job, framework=Framework.MEGATRON_BRIDGE, notes=(*notes, *own), missing=(*job.missing, *asked)
-    )
+    # Keys that are not read are named once, by NeMo's names where there are such.
+    said = any(note.startswith(UNREAD) for note in notes)
+    own = [note for note in job.notes if not (said and note.startswith(UNREAD))]
+    job = replace(job, framework=Framework.MEGATRON_BRIDGE, notes=(*notes, *own))
+    return asking(job, {trainer.path(key): why for key, why in trainer.left_open.items()})
 
 
-def _names_unread(note: str) -> bool:
-    return note.startswith(UNREAD)
-
-
-class _ModelFields(ArgFields):
+class _ModelFields(SettingFields):
     """Keys of the section ``model``, under Megatron's names."""
 
     def path(self, key: str) -> str:
         """Return the key as NeMo writes it."""
         return f"{self.prefix or 'model'}.{OWN_NAMES.get(key, key)}"
-
-    def flag(self, *keys: str) -> bool | None:
-        """Read true or false."""
-        return Fields.flag(self, *keys)
-
-    def items(self, *keys: str) -> list[Any] | None:
-        """Read a list."""
-        return Fields.items(self, *keys)
 
 
 def _resolved(data: Mapping[str, Any], root: Fields) -> dict[str, Any]:
@@ -202,13 +180,8 @@ def _named(
 
 def _gpus(trainer: Fields, notes: list[str]) -> int | None:
     devices, nodes = trainer.raw("devices"), trainer.integer("num_nodes", least=1)
-    if (
-        "num_nodes" in trainer.left_open
-        or not isinstance(devices, int)
-        or isinstance(devices, bool)
-        or devices < 1
-    ):
-        return None
+    if "num_nodes" in trainer.left_open or type(devices) is not int or devices < 1:
+        return None  # trainer.devices -1 or "auto": as many as the machine has
     if nodes is None:
         notes.append("assumed: one node, trainer.num_nodes is not stated")
     return devices * (nodes or 1)
@@ -353,11 +326,8 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
             for target in node.targets:
                 if isinstance(target, ast.Name):
                     found.setdefault(target.id, []).append(node.value)
-    return {
-        name: nodes[0].value
-        for name, nodes in found.items()
-        if len(nodes) == 1 and isinstance(nodes[0], ast.Constant)
-    }
+    once = {name: nodes[0] for name, nodes in found.items() if len(nodes) == 1}
+    return {name: node.value for name, node in once.items() if isinstance(node, ast.Constant)}
 
 
 def _recipe_call(node: ast.expr) -> tuple[str, str, ast.Call] | None:

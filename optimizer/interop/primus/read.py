@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.launch.config_command import after, is_script, read_config_launch
 from layoutopt.optimizer.interop.launch.keys import (
+    asking,
     megatron_job,
     name_unread,
     with_defaults,
@@ -45,11 +46,8 @@ LANGUAGE_MODEL = {"sequence_parallel": True}
 """primus/configs/models/megatron/language_model.yaml, which the files of language models extend."""
 
 SHARDED = (
-    "use_distributed_optimizer",
-    "data_parallel_sharding_strategy",
-    "use_torch_fsdp2",
-    "use_megatron_fsdp",
-)
+    "use_distributed_optimizer", "data_parallel_sharding_strategy", "use_torch_fsdp2", "use_megatron_fsdp",
+)  # fmt: skip
 
 SCHEDULES = ("patch_zero_bubble", "zero_bubble_v_schedule", "enable_1f1b_v", "patch_primus_pipeline")
 KNOWN = (
@@ -106,6 +104,7 @@ def _job(
     kind = trainer.choice("framework", FRAMEWORKS) or "megatron"
     stated = trainer.section("overrides")
     overrides = Fields({**stated.data, **changes}, file=file, prefix=stated.path(""))
+    # Primus names files after models: llama3.1_8B.yaml is the hub's Llama-3.1-8B.
     path = (trainer.text("model") or "").removesuffix(".yaml").replace("llama", "llama-").replace("--", "-")
     if kind == "torchtitan":
         job = job_of_sections(dict(overrides.data), "A", file)
@@ -125,10 +124,11 @@ def _job(
         notes.append("not read: recompute_layer_ids, recomputation layer by layer")
     name_unread(list(overrides.data), (*KNOWN, *SCHEDULES, "recompute_layer_ids"), notes)
     job = megatron_job(Fields(values, file=file), gpus, notes, path=path)
+    # The module files differ in whether states are sharded: what an unread one says of it is not Megatron's default.
     if own is not None or any(values.get(key) is not None for key in SHARDED):
         return job
-    asked = "zero: use_distributed_optimizer is not stated"
-    return replace(job, layout=replace(job.layout, zero=None), missing=(*job.missing, asked))
+    job = replace(job, layout=replace(job.layout, zero=None))
+    return asking(job, {"zero": "use_distributed_optimizer is not stated"})
 
 
 def _resolved(value: Any, notes: list[str], variables: Mapping[str, str]) -> Any:
@@ -139,13 +139,11 @@ def _resolved(value: Any, notes: list[str], variables: Mapping[str, str]) -> Any
         return [_resolved(item, notes, variables) for item in value]
     if not isinstance(value, str) or not (found := _VARIABLE.findall(value)):
         return value
-    given = {
-        name: variables[name] for name, _ in found if name in variables and not has_hole(variables[name])
-    }
+    known = {name: stated for name, stated in variables.items() if not has_hole(stated)}
+    given = {name: known[name] for name, _ in found if name in known}
     for name, default in (pair for pair in found if pair[0] not in given):
-        notes.append(
-            f"assumed: {name} is not set outside: {default!r}" if default else f"{name} is not set: left open"
-        )
+        taken = f"assumed: {name} is not set outside: {default!r}"
+        notes.append(taken if default else f"{name} is not set: left open")
     text = _VARIABLE.sub(lambda match: given.get(match[1], match[2] or ""), value)
     if re.fullmatch(r"-?\d{1,15}", text):
         return int(text)

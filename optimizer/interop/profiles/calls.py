@@ -147,15 +147,15 @@ def _ranks(text: Any) -> tuple[int, ...]:
             text = ast.literal_eval(text) if text.startswith("[") and "..." not in text else ()
         except (MemoryError, RecursionError, SyntaxError, ValueError):
             return ()
-    return (
-        tuple(int(rank) for rank in text if isinstance(rank, int)) if isinstance(text, list | tuple) else ()
-    )
+    listed = text if isinstance(text, list | tuple) else ()
+    return tuple(int(rank) for rank in listed if isinstance(rank, int))
 
 
 def _bytes(text: CallTexts, kind: str) -> int:
     """Return the bytes of the whole tensor, -1 where they are not known."""
     size = DTYPE_BYTES.get(text.dtype.lower())
     elements = text.received if kind in (*WHOLE_IS_RECEIVED, "recv") else text.sent
+    # Ranks that only give or only take have nothing on the other side.
     elements = elements if elements > 0 else max(text.sent, text.received)
     return elements * size if size and elements > 0 else -1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,11 +39,14 @@ class Columns:
 
     def table(self) -> Table:
         """Return the columns by name, (rows,) each."""
-        rows = (
-            np.frombuffer(self.values, dtype=np.int64).reshape(-1, len(self.names)) if self.values else None
-        )
-        none = np.zeros(0, dtype=np.int64)
-        return {name: none if rows is None else rows[:, place] for place, name in enumerate(self.names)}
+        # frombuffer refuses a buffer without bytes
+        return by_name(np.frombuffer(self.values, dtype=np.int64) if self.values else [], self.names)
+
+
+def by_name(rows: Any, names: tuple[str, ...]) -> Table:
+    """Return rows (n, columns) of whole numbers, or all of them in one row, as columns by name, (n,) each."""
+    table = np.asarray(rows, dtype=np.int64).reshape(-1, len(names))
+    return {name: table[:, place] for place, name in enumerate(names)}
 
 
 @dataclass(slots=True)

@@ -125,20 +125,16 @@ class _Reading:
     def _by_shape(self, rows: Table) -> tuple[Table, tuple[str, ...], dict[int, Product]]:
         """Number the names of multiplications anew for each of their shapes; return rows, names, and shapes by number."""
         names, products = list(self.found.names.texts()), list(self.found.products)
-        multiplies = np.array(
-            [kernel_kind(name).part is Activity.GEMM and not _SUMS.search(name) for name in names], dtype=bool
-        )
-        mine = np.flatnonzero(multiplies[rows["name"]])
-        shape = np.array(
-            [self.found.shaped.get(one, -1) for one in rows["outer"][mine].tolist()], dtype=np.int64
-        )
+        gemms = [kernel_kind(name).part is Activity.GEMM and not _SUMS.search(name) for name in names]
+        mine = np.flatnonzero(np.array(gemms, dtype=bool)[rows["name"]])
+        shapes = [self.found.shaped.get(one, -1) for one in rows["outer"][mine].tolist()]
+        shape = np.array(shapes, dtype=np.int64)
         mine, shape = mine[shape >= 0], shape[shape >= 0]
         pairs, place = np.unique(rows["name"][mine] * max(len(products), 1) + shape, return_inverse=True)
         name = rows["name"].copy()
         name[mine] = len(names) + place
-        found = {
-            len(names) + number: products[one % len(products)] for number, one in enumerate(pairs.tolist())
-        }
+        first = len(names)
+        found = {first + number: products[one % len(products)] for number, one in enumerate(pairs.tolist())}
         names += [names[one // len(products)] for one in pairs.tolist()]
         return {**rows, "name": name}, tuple(names), found
 
@@ -152,11 +148,10 @@ class _Reading:
 
     def _device(self) -> str:
         listed = listed_in(self.header, "deviceProperties")
+        # A file lists all GPUs of its node; the rank's is the one that its events are on.
         number = int(np.bincount(np.maximum(self.found.device.table()["gpu"], 0)).argmax())
-        named = [
-            str(one.get("name", "")) for one in listed if isinstance(one, dict) and one.get("id") == number
-        ]
-        return named[0] if named else "gpu"
+        entries = [one for one in listed if isinstance(one, dict) and one.get("id") == number]
+        return str(entries[0].get("name", "")) if entries else "gpu"
 
     def _kernels(self, table: CallTable, device: Table, names: tuple[str, ...]) -> tuple[Events, int, int]:
         """Return a GPU's events, with the launches of the steps counted one by one and by graph."""
@@ -231,10 +226,8 @@ class _Reading:
         called = self.found.called.table()
         outer = _outermost(operators)
         called |= _blocking(called, self.found.asked.table()["start"], operators["start"][outer])
-        rows = {
-            name: np.concatenate([operators[name][outer], called[name]])
-            for name in ("start", "end", "thread", "name")
-        }
+        columns = ("start", "end", "thread", "name")
+        rows = {name: np.concatenate([operators[name][outer], called[name]]) for name in columns}
         call = np.concatenate([np.full(int(outer.sum()), -1), called["call"]])
         # gloo runs beside the thread that called it
         rows["stream"] = np.where(call >= 0, -1 - rows["thread"], rows["thread"])

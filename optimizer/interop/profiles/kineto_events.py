@@ -117,11 +117,8 @@ class KinetoEvents:
     def _on_device(self, event: Event) -> None:
         args, name = event.get("args") or {}, event["name"]
         start, end = _times(event)
-        copy = (
-            next((code for word, code in MEMCPY.items() if word in name), 0)
-            if event["cat"] == "gpu_memcpy"
-            else 0
-        )
+        words = MEMCPY if event["cat"] == "gpu_memcpy" else {}
+        copy = next((code for word, code in words.items() if word in name), 0)
         self.device.add(
             start, end, whole(args.get("stream", event.get("tid"))), self.names.number(name), copy,
             whole(args.get("correlation")), _link(args), self._call(args),
@@ -215,9 +212,8 @@ def product_of(name: str, dims: Any) -> Product | None:
     first = MATRICES[name]
     if not isinstance(dims, list) or len(dims) < first + 2:
         return None
-    left, right = (
-        [whole(size, 0) for size in one] if isinstance(one, list) else [] for one in dims[first : first + 2]
-    )
+    pair = dims[first : first + 2]
+    left, right = ([whole(size, 0) for size in one] if isinstance(one, list) else [] for one in pair)
     if min(len(left), len(right)) < 2 or min(*left, *right) < 1:
         return None
     inner, columns = (right[-1], right[-2]) if name == "aten::linear" else (right[-2], right[-1])
@@ -233,10 +229,7 @@ def _elements(shape: Any) -> int:
         return -1
     if shape and isinstance(shape[0], list):
         return sum(_elements(one) for one in shape)
-    total = 1
-    for size in shape:
-        total *= whole(size, 0)
-    return total
+    return prod(whole(size, 0) for size in shape)
 
 
 def _times(event: Event) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from layoutopt.optimizer.diagnose.kernels import kernel_kind
 from layoutopt.optimizer.diagnose.parts import Phase
 from layoutopt.optimizer.diagnose.profile import RankProfile
 from layoutopt.optimizer.interop.profiles.calls import CallTable
-from layoutopt.optimizer.interop.profiles.columns import ordered, parts_of, places
+from layoutopt.optimizer.interop.profiles.columns import by_name, ordered, parts_of, places
 from layoutopt.optimizer.interop.profiles.kineto_events import LONGEST_NS, MOST_NS
 from layoutopt.optimizer.interop.profiles.options import rank_in
 from layoutopt.optimizer.interop.profiles.phases import phases_by_name
@@ -144,9 +144,9 @@ class _Report:
         """Return the name of the GPU on which a process ran the most kernels, ``gpu`` where the report has none."""
         if not self.has("TARGET_INFO_GPU"):
             return "gpu"
-        known = {
-            name for (name,) in self.base.execute("select name from pragma_table_info('TARGET_INFO_GPU')")
-        }
+        # Columns differ between releases of Nsight Systems.
+        columns = self.base.execute("select name from pragma_table_info('TARGET_INFO_GPU')")
+        known = {name for (name,) in columns}
         if not {"id", "name"} <= known:
             return "gpu"
         query = f"""
@@ -164,9 +164,8 @@ class _Report:
         launch = np.where(started >= 0, launches["end"][started] if len(launches["link"]) else -1, -1)
         kinds = [kernel_kind(name) for name in names]
         table = CallTable(axes=self.options.axes)
-        call, parts = table.of_kernels(
-            np.full(len(started), -1), parts_of(kinds, device), device["name"], names
-        )
+        unknown = np.full(len(started), -1)
+        call, parts = table.of_kernels(unknown, parts_of(kinds, device), device["name"], names)
         ranges, range_names = self.ranges(process)
         phase = phases_by_name(device, kinds, launch, host_begins(ranges, range_names))
         events = ordered(device, parts, phase, launch, call)
@@ -219,9 +218,7 @@ class _Report:
                 for start, end, stream, kind, link, owner in self.base.execute(_COPIES)
                 if owner == process
             ]
-        table = np.array(rows, dtype=np.int64).reshape(-1, 7)
-        columns = ("start", "end", "stream", "name", "link", "graph", "copy")
-        return {name: table[:, at] for at, name in enumerate(columns)}
+        return by_name(rows, ("start", "end", "stream", "name", "link", "graph", "copy"))
 
     def launches(self, process: int) -> Table:
         """Return the runtime's calls of a process."""
@@ -232,8 +229,7 @@ class _Report:
                 for link, owner, start, end in self.base.execute(_LAUNCHES)
                 if owner == process
             ]
-        table = np.array(rows, dtype=np.int64).reshape(-1, 3)
-        return {name: table[:, at] for at, name in enumerate(("link", "start", "end"))}
+        return by_name(rows, ("link", "start", "end"))
 
     def ranges(self, process: int) -> tuple[Table, tuple[str, ...]]:
         """Return the NVTX ranges of a process."""
@@ -243,10 +239,8 @@ class _Report:
             for text, start, end, owner in self.base.execute(_RANGES):
                 if owner == process and text:
                     rows.append((start, end, 0, names.setdefault(text, len(names))))
-        table = np.array(rows, dtype=np.int64).reshape(-1, 4)
-        return {name: table[:, at] for at, name in enumerate(("start", "end", "thread", "name"))}, tuple(
-            names
-        )
+        # Ranges stand in one table for all threads of a process, and are not told apart by them here.
+        return by_name(rows, ("start", "end", "thread", "name")), tuple(names)
 
 
 def _optimizer_phase(events: Events, ranges: Table, names: tuple[str, ...]) -> Events:

@@ -37,9 +37,7 @@ def phases_by_name(
     order = np.argsort(device["start"], kind="stable")
     name = device["name"][order]
     stated = np.array([-1 if kind.phase is None else int(kind.phase) for kind in kinds], dtype=np.int64)
-    stated[[place for place, kind in enumerate(kinds) if kind.part is Activity.OPTIMIZER]] = int(
-        Phase.OPTIMIZER
-    )
+    stated[[kind.part is Activity.OPTIMIZER for kind in kinds]] = int(Phase.OPTIMIZER)
     mark = stated[name] if len(stated) else np.zeros(0, dtype=np.int64)
     seen = np.maximum.accumulate(np.where(mark >= 0, np.arange(len(mark)), 0))
     step = np.searchsorted(begun, np.where(launch >= 0, launch, device["start"])[order], side="right")

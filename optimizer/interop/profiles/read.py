@@ -78,9 +78,8 @@ def read_run(
                 what = "is a log, which stands alone"
                 raise input_error(what, "one log, or traces of ranks", file=str(path))
             if key := options.given:
-                raise input_error(
-                    "is said of traces, and this is a log", "the log alone", key=key, file=str(path)
-                )
+                what = "is said of traces, and this is a log"
+                raise input_error(what, "the log alone", key=key, file=str(path))
             return read_log(path, report)
         else:
             found.append(read_kineto(path, options, report))
@@ -102,9 +101,8 @@ def _require_matched(options: ProfileOptions, profiles: Sequence[RankProfile]) -
 def _is_log(first: bytes) -> bool:
     """Tell a log from JSON by how it begins; a Python dictionary in quotes is the Hugging Face trainer's."""
     text = first.lstrip(b"\xef\xbb\xbf \t\r\n")
-    return (
-        (text[:1].isascii() and text[:1] not in (b"{", b"[", b"")) or text[:2] in (b"{'",) or _has_stamp(text)
-    )
+    plain = text[:1].isascii() and text[:1] not in (b"{", b"[", b"")
+    return plain or text.startswith(b"{'") or _has_stamp(text)
 
 
 def _has_stamp(text: bytes) -> bool:
@@ -131,16 +129,10 @@ def _inside(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 WANTED = "a log of Megatron-LM (timers with --timing-log-level 2), torchtitan, nanotron, or DeepSpeed (wall_clock_breakdown)"
-LOGS = (
-    FileKind.MEGATRON_LOG,
-    FileKind.TORCHTITAN_LOG,
-    FileKind.NANOTRON_LOG,
-    FileKind.DEEPSPEED_LOG,
-    FileKind.NEMO_LOG,
-    FileKind.TRAINER_LOG,
-)
 ALONE = (FileKind.MEGATRON_LOG, FileKind.TORCHTITAN_LOG, FileKind.NANOTRON_LOG)
 """Logs of trainers that print no lines of another one: DeepSpeed's stand among those of what drives it."""
+
+LOGS = (*ALONE, FileKind.DEEPSPEED_LOG, FileKind.NEMO_LOG, FileKind.TRAINER_LOG)
 
 MOST_CHARACTERS = 64 * 2**20
 """Characters of lines that tell of steps which a log may have: some hundred thousand steps."""
@@ -182,13 +174,9 @@ def read_log(path: Path, on_progress: OnProgress | None = None) -> LoggedProfile
 def _profile(run: LoggedRun, kind: str, file: str) -> LoggedProfile:
     """Take over what a run's columns say; raises ``InputError`` for a step or a timer that no run has."""
     cells = run.columns
-    seconds, rate = cells.get("step_time_s"), cells.get("tokens_s_gpu")
-    longest_s = max(
-        [
-            float(seconds) if isinstance(seconds, int | float) else 0.0,
-            *(high for _, high in run.timers_s.values()),
-        ]
-    )
+    named = (cells.get(name) for name in ("step_time_s", "tokens_s_gpu"))
+    seconds, rate = (float(cell) if isinstance(cell, int | float) else None for cell in named)
+    longest_s = max([seconds or 0.0, *(high for _, high in run.timers_s.values())])
     if longest_s > LONGEST_NS / 1e9:
         raise input_error(f"tells of {format_seconds(longest_s)} in a step", "a day at most", file=file)
     trainer = kind.removesuffix("-log")
@@ -198,8 +186,8 @@ def _profile(run: LoggedRun, kind: str, file: str) -> LoggedProfile:
         source=file,
         trainer=trainer,
         steps=run.steps,
-        step_s=float(seconds) if isinstance(seconds, int | float) else None,
-        tokens_s_gpu=float(rate) if isinstance(rate, int | float) else None,
+        step_s=seconds,
+        tokens_s_gpu=rate,
         samples_per_s=run.samples_per_s,
         # other logs round their sizes to three or four digits
         stated={
@@ -207,6 +195,7 @@ def _profile(run: LoggedRun, kind: str, file: str) -> LoggedProfile:
             for name in (_SIZES if kind == FileKind.MEGATRON_LOG else ())
             if isinstance(value := cells.get(name), int)
         },
+        # a profile has no job to give beside it
         timers_s=run.timers_s,
         rank_timers_s=run.rank_timers_s,
         notes=tuple(note for note in run.notes if "configuration too" not in note),
@@ -220,7 +209,7 @@ def _lines(path: Path, on_progress: OnProgress | None) -> Iterator[str]:
         rest = ""
         while piece := stream.read():
             *lines, rest = re.split(r"[\r\n]+", rest + piece)
-            rest = rest[:LONGEST_LINE]
+            rest = rest[:LONGEST_LINE]  # a line without an end must not fill the memory
             for line in lines:
                 plain = _plain(line[:LONGEST_LINE])
                 if _TELLS.search(plain):

@@ -73,30 +73,22 @@ def _check_marks(
 ) -> None:
     """Refuse steps that are marked twice, overlap or have no length: several traces in one, or an edited file."""
     kinds, counts = np.unique(annotations["name"], return_counts=True)
-    twice = [
-        names[one]
-        for one, count in zip(kinds, counts, strict=True)
-        if count > 1 and names[one].startswith(MARK)
-    ]
+    twice = [names[one] for one in kinds[counts > 1].tolist() if names[one].startswith(MARK)]
     if twice:
         raise input_error(f"marks {twice[0][:60]} twice", "one profile of one rank", file=file)
     if (marks[:, 1] <= marks[:, 0]).any():
         raise input_error("marks a step of no length", "steps from their begin to their end", file=file)
     late = marks[:-1, 1] - marks[1:, 0]
     if (late > OVERLAP * (marks[:-1, 1] - marks[:-1, 0])).any():
-        raise input_error(
-            "has steps that overlap",
-            "steps one after another, as the profiler's schedule marks them",
-            file=file,
-        )
+        allowed = "steps one after another, as the profiler's schedule marks them"
+        raise input_error("has steps that overlap", allowed, file=file)
 
 
 def _check_count(said: int | None, marked: int, file: str) -> None:
     """Refuse another number of steps than the file's own marks."""
     if said not in (None, marked):
-        raise input_error(
-            f"marks {marked:,} steps, not {said:,}", "--steps as it marks them, or no --steps", file=file
-        )
+        what = f"marks {marked:,} steps, not {said:,}"
+        raise input_error(what, "--steps as it marks them, or no --steps", file=file)
 
 
 def _marked(annotations: dict[str, IntArray], names: tuple[str, ...], word: str) -> IntArray:
@@ -130,9 +122,8 @@ def stalls_in(
     """Return those of the ranges, columns (n,), in which the host may keep the device waiting, by what they are."""
     found: dict[str, list[HostRange]] = {}
     kinds = [stall_of(name) for name in names]
-    for start, end, name in zip(
-        *(ranges[column].tolist() for column in ("start", "end", "name")), strict=True
-    ):
+    columns = (ranges[column].tolist() for column in ("start", "end", "name"))
+    for start, end, name in zip(*columns, strict=True):
         if kinds[name]:
             one = HostRange(name=names[name], start_ns=start + base_ns, end_ns=end + base_ns)
             found.setdefault(kinds[name], []).append(one)

@@ -67,7 +67,9 @@ class TraceFile:
                 return
             try:
                 event, self._place = decode(self._text, self._place)
-            except json.JSONDecodeError as error:
+            except (
+                json.JSONDecodeError
+            ) as error:  # most often an event that goes on in the next piece of the file
                 self._more(stream, error)
                 continue
             except (RecursionError, ValueError):
@@ -83,7 +85,7 @@ class TraceFile:
             if self._place < len(self._text):
                 return
             if not self._fill(stream):
-                raise self._truncated()
+                raise truncated(self.path)
 
     def _more(self, stream: TextStream, error: json.JSONDecodeError) -> None:
         """Read on where an event is not complete; mend a key without a value, which some releases write."""
@@ -95,15 +97,11 @@ class TraceFile:
         elif not cut or len(event) > LARGEST_EVENT:
             raise input_error(f"is no JSON: {error.msg[:60]}", WANTED, file=str(self.path))
         elif not self._fill(stream) and not valueless:
-            raise self._truncated()
-
-    def _truncated(self) -> Exception:
-        return truncated(self.path)
+            raise truncated(self.path)
 
     def _too_deep(self) -> Exception:
-        return input_error(
-            "is nested too deeply, or has a number of too many digits", WANTED, file=str(self.path)
-        )
+        what = "is nested too deeply, or has a number of too many digits"
+        return input_error(what, WANTED, file=str(self.path))
 
     def _begin(self, stream: TextStream) -> None:
         """Read what stands before the events."""
@@ -129,13 +127,12 @@ class TraceFile:
         try:
             behind, end = json.JSONDecoder().raw_decode("{" + rest.removeprefix(",").lstrip())
         except json.JSONDecodeError:
-            raise self._truncated() from None
+            raise truncated(self.path) from None
         except (RecursionError, ValueError):
             raise self._too_deep() from None
         if "traceEvents" in behind or rest.removeprefix(",").lstrip()[end - 1 :].strip():
-            raise input_error(
-                "holds several traces one behind another", "one file per rank", file=str(self.path)
-            )
+            what = "holds several traces one behind another"
+            raise input_error(what, "one file per rank", file=str(self.path))
         self.header |= behind
 
     def _object(self, text: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ _TOKEN = re.compile(
     r"|(?P<name>[A-Za-z_]\w*(?:\[[^\]]*\])?)"
     r"|(?P<mark>\*\*|<<=?|>>=?|<=|>=|==|!=|&&|\|\||\+\+|--|[-+*/%&|^]=|[-+*/%<>=!~&|^?:(),]))"
 )
+# C's order of operators, which bash follows, and above it **, which C does not have.
 _LEVELS: dict[str, int] = {
     **dict.fromkeys(("||",), 2), **dict.fromkeys(("&&",), 3), "|": 4, "^": 5, "&": 6,
     **dict.fromkeys(("==", "!="), 7), **dict.fromkeys(("<", ">", "<=", ">="), 8),
@@ -55,6 +56,8 @@ class _Parser:
 
     def aside(self, live: bool | None, read: Callable[[], int | None]) -> int | None:
         """Read a part that is evaluated only if ``live``."""
+        # The part has to be read even when it is passed over: only its assignments must not happen. Inside a part that
+        # is not evaluated nothing comes to life again.
         before, self.live = self.live, live if self.live else self.live
         try:
             return read()
@@ -108,6 +111,7 @@ class _Parser:
         while (own := _LEVELS.get(self.peek(), 0)) >= level:
             mark = self.peek()
             self.at += 1
+            # ** alone groups from the right: 2**3**2 is 512.
             left = _apply(mark, left, self.right(mark, left, own if mark == "**" else own + 1))
         return left
 
@@ -124,11 +128,12 @@ class _Parser:
         self.at += 1
         if mark in ("++", "--"):
             return self.step(self.peek(), 1 if mark == "++" else -1, after=False)
+        # A sign binds tighter than **: to bash -2**2 is 4.
         if mark in ("+", "-", "!", "~"):
             value = self.unary()
-            return (
-                None if value is None else {"+": value, "-": -value, "!": int(not value), "~": ~value}[mark]
-            )
+            if value is None:
+                return None
+            return {"+": value, "-": -value, "!": int(not value), "~": ~value}[mark]
         if mark == "(":
             value = self.ternary()
             if not self.take(")"):
@@ -158,6 +163,7 @@ def _number(text: str) -> int:
     if not mark:
         octal = text[0] == "0" and len(text) > 1 and text[1] not in "xX"
         base, digits = ("16", text[2:]) if text[1:2] in ("x", "X") else ("8" if octal else "10", text)
+    # Up to base 36 capitals and small letters are the same digits; above, capitals follow the small ones, then @ and _.
     letters = "0123456789abcdefghijklmnopqrstuvwxyz"
     order = letters if int(base) <= 36 else f"{letters}{letters[10:].upper()}@_"
     value = 0
@@ -190,6 +196,7 @@ def _apply(mark: str, left: int | None, right: int | None) -> int | None:
         return None
     if mark in ("/", "%") and right == 0:
         raise NotArithmetic("division by zero")
+    # Bash refuses negative powers and leaves wider shifts to the processor; 9**9**9 would fill the memory here.
     if mark in ("<<", ">>", "**") and not 0 <= right < 64:
         raise NotArithmetic(mark)
     value = _OPERATIONS[mark](left, right)

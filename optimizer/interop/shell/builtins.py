@@ -13,7 +13,7 @@ from layoutopt.optimizer.interop.shell.control import Leave
 from layoutopt.optimizer.interop.shell.printing import echo, printf
 from layoutopt.optimizer.interop.shell.reading import getopts, mapfile, read
 from layoutopt.optimizer.interop.shell.record import Command
-from layoutopt.optimizer.interop.shell.values import has_hole
+from layoutopt.optimizer.interop.shell.values import has_hole, without_holes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,18 +34,8 @@ PRINTING = ("date", "hostname", "cat", "tee", "pip", "pip3", "conda", "mamba", "
 
 
 WRAPPERS = (
-    "env",
-    "srun",
-    "nohup",
-    "time",
-    "nice",
-    "timeout",
-    "stdbuf",
-    "mpirun",
-    "mpiexec",
-    "command",
-    "exec",
-)
+    "env", "srun", "nohup", "time", "nice", "timeout", "stdbuf", "mpirun", "mpiexec", "command", "exec",
+)  # fmt: skip
 """Programs that start another with variables of their own (``env A=1``, ``mpirun -x A=1``)."""
 
 
@@ -62,6 +52,7 @@ class Inner:
 def run(shell: Shell, words: list[str], line: int) -> Status:
     """Run one command: a function or builtin of the shell, or a program, which is kept and not started."""
     name = words[0]
+    # Bash's order: a function hides a builtin, a builtin a program of its name.
     if name in shell.functions:
         return shell.call(name, words[1:])
     builtin = _BUILTINS.get(name)
@@ -85,6 +76,7 @@ def program(shell: Shell, words: list[str], line: int) -> Status:
         shell.record.spend(len(seen))
         command = Command(words=(*shell.prefix, *words), line=line, environment=seen | _set_by(words))
         shell.record.commands.append(command)
+        # A $(...) or a file around it would hold what the program prints, so that is not known any more.
         shell.opaque |= words[0] not in HARMLESS or words[0] in PRINTING
         return True if words[0] in HARMLESS else None
     start_shell(shell, words, inner)
@@ -101,11 +93,10 @@ def _inner_script(shell: Shell, words: list[str]) -> Inner | None:
     """Return the other shell that a command starts, None where it starts none whose text is known."""
     for place, word in enumerate(words):
         name = PurePosixPath(word).name
-        if word.startswith("--wrap"):
+        if word.startswith("--wrap"):  # sbatch puts its text into a script of its own
             _, equals, text = word.partition("=")
-            return Inner(
-                place=place, text=text if equals else "".join(words[place + 1 : place + 2]), arguments=[]
-            )
+            text = text if equals else "".join(words[place + 1 : place + 2])
+            return Inner(place=place, text=text, arguments=[])
         if name in SHELLS:
             return _of_shell(shell, words, place)
         if place == 0 and name == "sbatch" and not any(one.startswith("--wrap") for one in words):
@@ -116,6 +107,7 @@ def _inner_script(shell: Shell, words: list[str]) -> Inner | None:
             return _named_file(shell, words, place)
         if place == 0 and word in ("ssh", "pdsh"):
             return _remote(words)
+        # Behind the trainer's launcher every word is the trainer's, a "bash" or "x.sh" among them too.
         if name.startswith(("python", "torchrun", "deepspeed")):
             return None
     return None
@@ -124,15 +116,13 @@ def _inner_script(shell: Shell, words: list[str]) -> Inner | None:
 def _of_shell(shell: Shell, words: list[str], place: int) -> Inner | None:
     for at in range(place + 1, len(words)):
         if re.fullmatch(r"-[a-z]*c", words[at]) and at + 1 < len(words):
-            rest = words[at + 2 :]
+            rest = words[at + 2 :]  # bash counts from $0: the first of them is the name, not an argument
             return Inner(place=place, text=words[at + 1], arguments=rest[1:], zero="".join(rest[:1]))
         if re.fullmatch(r"-[a-z]*s", words[at]):
+            if shell.stdin is None:
+                return None
             arguments = [word for word in words[at + 1 : at + 2] if word != "--"] + words[at + 2 :]
-            return (
-                None
-                if shell.stdin is None
-                else Inner(place=place, text=shell.stdin.rest(), arguments=arguments)
-            )
+            return Inner(place=place, text=shell.stdin.rest(), arguments=arguments)
         if not words[at].startswith(("-", "+")):
             return _named_file(shell, words, at, start=place)
     return None
@@ -144,12 +134,10 @@ def _named_file(shell: Shell, words: list[str], at: int, *, start: int | None = 
         if words[place].startswith("-"):
             continue
         text = file_text(shell, words[place])
+        if text is None:
+            return None
         where = at if start is None else start
-        return (
-            None
-            if text is None
-            else Inner(place=where, text=text, arguments=words[place + 1 :], zero=words[place])
-        )
+        return Inner(place=where, text=text, arguments=words[place + 1 :], zero=words[place])
     return None
 
 
@@ -159,6 +147,7 @@ def _from_input(shell: Shell, words: list[str]) -> Inner | None:
         return None
     last = PurePosixPath(words[-1]).name
     hosts = [word for word in words[1:] if not word.startswith("-")]
+    # ssh reads a script only where no command stands behind the host.
     if last in SHELLS or words[0] == "sbatch" or (words[0] == "ssh" and len(hosts) == 1):
         return Inner(place=0 if words[0] == "ssh" else len(words) - 1, text=shell.stdin.rest(), arguments=[])
     return None
@@ -166,8 +155,9 @@ def _from_input(shell: Shell, words: list[str]) -> Inner | None:
 
 def file_text(shell: Shell, name: str) -> str | None:
     """Return the text of a file that the script wrote or that lies beside it."""
+    # "$(dirname "$0")/common.sh": which folder is open, but the files beside the script are looked up by name.
     if has_hole(name):
-        name = PurePosixPath(re.sub("\ue000[^\ue001]*\ue001", ".", name)).name
+        name = PurePosixPath(without_holes(name, ".")).name
     if name in ("/dev/stdin", "-"):
         return None if shell.stdin is None else shell.stdin.rest()
     own = name.removeprefix("./")
@@ -175,6 +165,12 @@ def file_text(shell: Shell, name: str) -> str | None:
     if own in shell.record.unwritten or own in shell.record.gone:
         return None
     return shell.record.outside.beside(name) if written is None else written
+
+
+def lines_of(shell: Shell, names: list[str], given: str | None) -> list[str] | None:
+    """Return the lines that a filter reads from one file or its input, None where they are not known."""
+    text = file_text(shell, names[0]) if len(names) == 1 else given if not names else None
+    return None if text is None or has_hole(text) else text.splitlines()
 
 
 def _remote(words: list[str]) -> Inner | None:
@@ -188,6 +184,7 @@ def start_shell(shell: Shell, words: list[str], own: Inner) -> None:
     from layoutopt.optimizer.interop.shell.run import Shell
 
     inner = Shell(shell.record, arguments=own.arguments, depth=shell.depth + 1)
+    # Another process sees what was exported and nothing else; what was not is empty there, not open.
     inner.variables = {name: shell.variables[name] for name in shell.exported if name in shell.variables}
     inner.exported = set(inner.variables)
     for before, word in zip(("", *words), words[: own.place], strict=False):
@@ -196,7 +193,7 @@ def start_shell(shell: Shell, words: list[str], own: Inner) -> None:
             inner.variables[name] = value
             inner.exported.add(name)
     inner.functions = {
-        name: body for name, body in shell.functions.items() if name in shell.exported_functions
+        name: shell.functions[name] for name in shell.functions if name in shell.exported_functions
     }
     inner.exported_functions, inner.prefix = set(inner.functions), [*shell.prefix, *words[: own.place]]
     inner.zero, inner.stdin = own.zero or inner.zero, shell.stdin
@@ -227,6 +224,7 @@ def _source(shell: Shell, words: list[str]) -> Status:
         shell.record.unread.setdefault(words[0], shell.line)
         return None
     before = shell.arguments
+    # Without words of its own the file sees the arguments around it, and may shift them for good.
     if words[1:]:
         shell.arguments = words[1:]
     shell.sources.append(words[0])
@@ -249,7 +247,7 @@ def _leave(kind: str) -> Callable[[Shell, list[str]], Status]:
         number = shell.expander.number(words[0]) if words else None
         if kind in ("break", "continue"):
             raise Leave(kind, levels=max(number or 1, 1))
-        if not words:
+        if not words:  # with the status of the last command
             raise Leave(kind, None if shell.code is None else shell.code == 0, code=shell.code)
         raise Leave(kind, None if number is None else number == 0, code=number)
 
@@ -263,7 +261,7 @@ def _shift(shell: Shell, words: list[str]) -> Status:
         if known is None:
             return None
         shell.arguments = known
-    if count > len(shell.arguments):
+    if count > len(shell.arguments):  # then bash shifts nothing at all
         return False
     shell.arguments = shell.arguments[count:]
     return True
@@ -289,7 +287,7 @@ def _set(shell: Shell, words: list[str]) -> Status:
         at += 1
     if words[at : at + 1] in (["--"], ["-"]):
         shell.arguments = words[at + 1 :]
-    elif words[at:]:
+    elif words[at:]:  # "set -e" alone leaves the arguments as they are
         shell.arguments = words[at:]
     return True
 
@@ -304,6 +302,7 @@ def _shopt(shell: Shell, words: list[str]) -> Status:
 
 def _trap(shell: Shell, words: list[str]) -> Status:
     """Keep what runs at the end."""
+    # Other signals come from outside, and a job that is interrupted is not the one that is asked for.
     if len(words) > 1 and {"EXIT", "0"} & set(words[1:]):
         shell.at_exit = "" if words[0] == "-" else words[0]
     return True
@@ -333,37 +332,25 @@ def _test(shell: Shell, words: list[str]) -> Status:
 
 def _xargs(shell: Shell, words: list[str]) -> Status:
     """Run a program with the words that it reads behind its own."""
-    if (
-        shell.stdin is None
-        or words[:1] == ["--"]
-        or (words and words[0].startswith("-") and words[0] != "-r")
-    ):
+    optional = words[:1] == ["-r"]
+    # Its other options deal words out over several calls, or put them in the middle.
+    if shell.stdin is None or (words and words[0].startswith("-") and not optional):
         return program(shell, ["xargs", *words], shell.line)
-    own = words[1:] if words[:1] == ["-r"] else words
     try:
         given = split(shell.stdin.rest())
     except ValueError:
         return program(shell, ["xargs", *words], shell.line)
-    command = [*(own or ["echo"]), *given]
-    return (
-        run(shell, command, shell.line)
-        if command[0] in ("echo", "printf")
-        else program(shell, command, shell.line)
-    )
-
-
-def _true(shell: Shell, words: list[str]) -> Status:
-    return True
-
-
-def _false(shell: Shell, words: list[str]) -> Status:
-    return False
+    command = [*(words[optional:] or ["echo"]), *given]
+    # xargs starts programs: functions and builtins of the shell are not among them, but these two are programs as well.
+    start = run if command[0] in ("echo", "printf") else program
+    return start(shell, command, shell.line)
 
 
 _BUILTINS: dict[str, Callable[[Shell, list[str]], Status]] = {
     "eval": _eval, "exec": _exec, "source": _source, ".": _source, "exit": _leave("exit"), "return": _leave("return"),
     "break": _leave("break"), "continue": _leave("continue"), "shift": _shift, "set": _set, "let": _let, "test": _test,
-    "[": _test, "echo": echo, "printf": printf, "true": _true, ":": _true, "false": _false, "read": read, "mapfile": mapfile,
+    "[": _test, "echo": echo, "printf": printf, "read": read, "mapfile": mapfile,
+    "true": lambda shell, words: True, ":": lambda shell, words: True, "false": lambda shell, words: False,
     "readarray": mapfile, "getopts": getopts, "shopt": _shopt, "trap": _trap, "command": _command, "builtin": _command,
     "xargs": _xargs,
 }  # fmt: skip

@@ -19,20 +19,17 @@ def decide(
     shell: Shell, node: Node, labels: tuple[str, ...], condition: Node, branches: Sequence[Node] = ()
 ) -> int:
     """Choose a branch of an open condition; the record says which."""
-    names = dict.fromkeys(name for part in _hole_names(shell, condition) for name in (part,))
+    names = dict.fromkeys(_hole_names(shell, condition))
     changed = [name for branch in branches for name in assigned_in(branch)]
     return shell.record.decide(line_of(node), labels, tuple(names), tuple(dict.fromkeys(changed)))
 
 
 def _hole_names(shell: Shell, node: Node) -> list[str]:
     """Return what a condition's open parts are called, seen through the variables that hold them."""
+    # Expanding notes what is missing: asking for names only must not put more on that list.
     kept = dict(shell.record.missing)
-    text = (
-        shell.expander.text(node)
-        if node.type in ("simple_expansion", "expansion", "string", "concatenation")
-        else ""
-    )
-    names = [*holes(text), *_expansions_in(shell, node)]
+    worded = node.type in ("simple_expansion", "expansion", "string", "concatenation")
+    names = [*holes(shell.expander.text(node) if worded else ""), *_expansions_in(shell, node)]
     shell.record.missing.clear()
     shell.record.missing.update(kept)
     return names
@@ -42,13 +39,11 @@ def _expansions_in(shell: Shell, node: Node) -> list[str]:
     names = []
     for inner in walk(node):
         if inner.type in ("simple_expansion", "expansion"):
-            names += [name for name in holes(shell.expander.text(inner)) if name]
-            target = next(
-                (c for c in inner.named_children if c.type in ("variable_name", "special_variable_name")),
-                None,
-            )
-            if target is not None and has_hole(shell.expander.text(inner)):
-                names.append(text_of(target))
+            text = shell.expander.text(inner)
+            names += [name for name in holes(text) if name]
+            targets = [one for one in inner.named_children if one.type.endswith("variable_name")]
+            if targets and has_hole(text):
+                names.append(text_of(targets[0]))
     return names
 
 

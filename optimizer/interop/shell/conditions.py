@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.shell.patterns import glob_matches
 from layoutopt.optimizer.interop.shell.syntax import text_of
-from layoutopt.optimizer.interop.shell.values import has_hole, hole
+from layoutopt.optimizer.interop.shell.values import has_hole, hole, without_holes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,25 +82,18 @@ class _Judge:
 
     def either(self) -> bool | None:
         """Read alternatives."""
-        result = self.both()
+        # Every side is read, as the tokens have to be passed over: one that holds decides, whatever is open.
+        results = [self.both()]
         while self.take("||", "-o"):
-            other = self.both()
-            result = True if result or other else None if result is None or other is None else False
-        return result
+            results.append(self.both())
+        return True if True in results else None if None in results else False
 
     def both(self) -> bool | None:
         """Read conditions that have to hold together."""
-        result = self.negated()
+        results = [self.negated()]
         while self.take("&&", "-a"):
-            other = self.negated()
-            result = (
-                False
-                if result is False or other is False
-                else None
-                if result is None or other is None
-                else True
-            )
-        return result
+            results.append(self.negated())
+        return False if False in results else None if None in results else True
 
     def negated(self) -> bool | None:
         """Read ``!`` and parentheses."""
@@ -114,14 +107,10 @@ class _Judge:
 
     def take(self, *marks: str) -> bool:
         """Step over an operator if it is next."""
-        if (
-            self.at < len(self.tokens)
-            and not self.tokens[self.at].operand
-            and self.tokens[self.at].text in marks
-        ):
-            self.at += 1
-            return True
-        return False
+        following = self.tokens[self.at] if self.at < len(self.tokens) else None
+        taken = following is not None and not following.operand and following.text in marks
+        self.at += taken
+        return taken
 
     def next(self) -> Token | None:
         """Return the next token and step over it."""
@@ -139,14 +128,12 @@ class _Judge:
             return self.question(first.text, following.text)
         if _UNARY.fullmatch(first.text) and not first.operand and following is None:
             return True  # [ -n $EMPTY ] is [ -n ], a text that is not empty
-        if (
-            following
-            and (following.text in _NUMBERS or following.text in _TEXTS)
-            and self.at + 1 < len(self.tokens)
-        ):
+        compares = following and (following.text in _NUMBERS or following.text in _TEXTS)
+        if following and compares and self.at + 1 < len(self.tokens):
             self.at += 2
             return self.compare(first.text, following.text, self.tokens[self.at - 1])
-        return None if has_hole(first.text) and not _without_holes(first.text) else first.text != ""
+        # A text beside a hole is not empty, whatever fills the hole.
+        return None if has_hole(first.text) and not without_holes(first.text) else first.text != ""
 
     def question(self, mark: str, text: str) -> bool | None:
         """``-z`` and ``-n`` ask for a text, ``-v`` for a variable; files are known if the script writes them."""
@@ -159,9 +146,9 @@ class _Judge:
             return not bracket or (isinstance(value, dict) and self.expander.key_of(name, key[:-1]) in value)
         if mark in ("-f", "-e", "-s", "-r"):
             return state.has_file(text, filled=mark == "-s")
-        if mark not in ("-z", "-n") or (has_hole(text) and not _without_holes(text)):
+        if mark not in ("-z", "-n") or (has_hole(text) and not without_holes(text)):
             return None
-        return (_without_holes(text) == "") == (mark == "-z")
+        return (without_holes(text) == "") == (mark == "-z")
 
     def compare(self, left: str, mark: str, right: Token) -> bool | None:
         """Judge a comparison of texts, patterns or numbers."""
@@ -174,20 +161,18 @@ class _Judge:
         if mark in ("<", ">"):
             return left < right.text if mark == "<" else left > right.text
         equal: bool | None = left == right.text
-        if self.double:
+        if self.double:  # the right side of == in [[ is a pattern where it is not quoted, in [ it never is
             glob = self.expander.pattern(right.source)
             equal = None if has_hole(glob) else glob_matches(left, glob)
         return equal if mark != "!=" or equal is None else not equal
 
     def numbers(self, left: str, mark: str, right: str) -> bool | None:
         """Compare whole numbers; ``[[`` takes expressions as well."""
-        if self.double:
-            values = [self.expander.number(text) for text in (left, right)]
-        else:
-            values = [
-                int(text) if re.fullmatch(r"\s*[-+]?\d{1,18}\s*", text) else None for text in (left, right)
-            ]
-        first, second = values
+        whole = re.compile(r"\s*[-+]?\d{1,18}\s*").fullmatch
+        first, second = (
+            self.expander.number(text) if self.double else int(text) if whole(text) else None
+            for text in (left, right)
+        )
         return None if first is None or second is None else _NUMBERS[mark](first, second)
 
     def matches(self, text: str, pattern: str) -> bool | None:
@@ -199,10 +184,6 @@ class _Judge:
         groups = () if isinstance(found, bool) else (found[0], *found.groups(""))
         self.expander.state.assign("BASH_REMATCH", {str(place): group for place, group in enumerate(groups)})
         return bool(found)
-
-
-def _without_holes(text: str) -> str:
-    return re.sub("\ue000[^\ue001]*\ue001", "", text)
 
 
 MOST_STEPS = 10**7

@@ -42,6 +42,7 @@ def _if_statement(shell: Shell, node: Node) -> Status:
     for place, (condition, body) in enumerate(branches):
         holds = True if condition is None else shell.judged(condition)
         if holds is None and condition is not None:
+            # Each open condition is a choice of two ways; those behind it come up only on the way that reaches them.
             last = len(labels) == 1 and len(branches) == 1
             label = (labels[place], "not so" if last else f"not: {labels[place]}")
             holds = decide(shell, condition, label, condition, body) == 0
@@ -90,6 +91,7 @@ def _case_statement(shell: Shell, node: Node) -> Status:
     while chosen is not None:
         status = _run_item(shell, items[chosen])
         end = text_of(items[chosen].children[-1]).strip()
+        # ;& runs the next branch unasked, ;;& goes on looking for one that matches.
         if end == ";&" and chosen + 1 < len(items):
             chosen += 1
         elif end == ";;&" and chosen + 1 < len(items):
@@ -123,9 +125,8 @@ def _chosen_item(
 def _run_item(shell: Shell, item: Node) -> Status:
     """Run the statements of a case's branch."""
     values = {part.id for part in item.children_by_field_name("value")}
-    return _each(
-        shell, [child for child in item.named_children if child.id not in values and child.type != "comment"]
-    )
+    body = [child for child in item.named_children if child.id not in values and child.type != "comment"]
+    return _each(shell, body)
 
 
 def _for_statement(shell: Shell, node: Node) -> Status:
@@ -187,6 +188,7 @@ def _while_statement(shell: Shell, node: Node) -> Status:
     def goes_on(turn: int) -> bool:
         """Judge the condition anew; an open one ends the loop."""
         status = shell.judged(condition)
+        # Trying both ways at every turn would never end: what waits for the outside is taken as over.
         if status is None and turn == 0:
             shell.record.assume(f"the loop of line {line_of(node)} does not run")
         return status == wanted

@@ -45,7 +45,7 @@ def _assign(shell: Shell, node: Node, name: str, value: str | Array) -> None:
     key = None
     if target.type == "subscript":
         key = shell.expander.key_of(name, text_of(target)[len(name) + 1 : -1])
-    if isinstance(value, dict) and not append:
+    if isinstance(value, dict) and not append:  # x=(a) replaces the array, of which x=a sets one element
         shell.variables.pop(shell.target(name), None)
     shell.assign(name, value, key=key, append=append)
 
@@ -106,7 +106,9 @@ def _parts(shell: Shell, node: Node, flags: str) -> list[tuple[str, Node | None,
     text = text_of(node).strip()
     if node.type == "variable_assignment":
         target = child_of(node, "name")
-        if "A" in flags and target is not None:
+        if (
+            "A" in flags and target is not None
+        ):  # before its elements are read, whose keys would be arithmetic else
             shell.attributes[text_of(target)] = "A"
         name, value = _evaluated(shell, node)
         return [(name, node, value)]
@@ -133,6 +135,7 @@ def _declare(shell: Shell, name: str, flags: str, *, local: bool) -> None:
 
 def _unset_command(shell: Shell, node: Node) -> Status:
     functions = False
+    # The grammar gives unset a node of its own, in which x[1] is no word: read as a command's it is one.
     source = "".join(text_of(node).split(maxsplit=1)[1:])
     command = parse(f"x {source}").children[0]
     for argument in command.children_by_field_name("argument"):

@@ -35,6 +35,7 @@ def _copy(shell: Shell, arguments: list[str]) -> bool:
     *sources, target = _names(arguments) or [""]
     if not sources or has_hole(target):
         return True
+    # Nobody says whether a name is a folder: these are, and anything else is taken for a file.
     inside = len(sources) > 1 or target.endswith("/") or target in (".", "..")
     for source in sources:
         where = str(PurePosixPath(target) / PurePosixPath(source).name) if inside else target
@@ -50,6 +51,7 @@ def _move(shell: Shell, arguments: list[str]) -> bool:
 
 def _remove(shell: Shell, arguments: list[str]) -> bool:
     record = shell.record
+    # What is gone is kept by name: a file of that name that lies beside the script must not come back for it.
     for name in (word.removeprefix("./").rstrip("/") for word in _names(arguments)):
         below = [one for one in (*record.files, *record.unwritten) if one.startswith(f"{name}/")]
         for one in (name, *below):
@@ -85,10 +87,9 @@ def _sed(shell: Shell, arguments: list[str]) -> bool:
     marks = [word for word in arguments if re.match(r"-[nEr]*i|--in-place", word)]
     if not marks:
         return False
-    rest = [
-        ("-n" if "n" in word.partition("i")[0] else "-s") if word in marks else word for word in arguments
-    ]
-    read = read_scripts(rest)
+    # Behind the i stands a suffix, whose letters are no options; -s is what the reader knows and passes over.
+    kept = {word: "-n" if "n" in word.partition("i")[0] else "-s" for word in marks}
+    read = read_scripts([kept.get(word, word) for word in arguments])
     if read is None:
         return _unknown(shell, _names(arguments))
     for name in read.files:

@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.interop.shell.builtins import file_text
+from layoutopt.optimizer.interop.shell.builtins import lines_of
 from layoutopt.optimizer.interop.shell.conditions import search
-from layoutopt.optimizer.interop.shell.values import has_hole
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.shell.run import Shell
@@ -42,25 +41,22 @@ def awk(arguments: list[str], given: str | None, shell: Shell) -> str | None:
     if arguments and arguments[0].startswith("-F"):
         joined = arguments[0][2:]
         mark, arguments = (joined, arguments[1:]) if joined else ("".join(arguments[1:2]), arguments[2:])
+    # A single character is itself; anything longer is a regular expression to awk, and a blank means any white space.
     if mark is not None and not re.fullmatch(r"[^\\.*+?\[\](){}|^$ ]", mark):
         return None
     program = _PROGRAM.fullmatch(arguments[0]) if arguments and len(arguments[0]) <= LONGEST else None
     if program is None:
         return None
     if program["rule"] == "BEGIN":
-        lines: list[AwkLine] | None = [AwkLine("", [], 0)]
+        lines = [AwkLine("", [], 0)]  # runs once, before any input
     else:
-        lines = _lines(arguments[1:], given, mark, shell)
-    printed = [_printed(program, line, shell) for line in lines or ()]
-    texts = [text for text in printed if text is not None]
-    return "".join(texts) if lines is not None and len(texts) == len(printed) else None
-
-
-def _lines(names: list[str], given: str | None, mark: str | None, shell: Shell) -> list[AwkLine] | None:
-    text = file_text(shell, names[0]) if len(names) == 1 else given if not names else None
-    if text is None or has_hole(text):
-        return None
-    return [AwkLine(line, line.split(mark), place) for place, line in enumerate(text.splitlines(), 1)]
+        texts = lines_of(shell, arguments[1:], given)
+        if texts is None:
+            return None
+        lines = [AwkLine(line, line.split(mark), place) for place, line in enumerate(texts, 1)]
+    printed = [_printed(program, line, shell) for line in lines]
+    known = [text for text in printed if text is not None]
+    return "".join(known) if len(known) == len(printed) else None
 
 
 def _printed(program: re.Match[str], line: AwkLine, shell: Shell) -> str | None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from layoutopt.optimizer.interop.shell.builtins import file_text
+from layoutopt.optimizer.interop.shell.builtins import file_text, lines_of
 from layoutopt.optimizer.interop.shell.conditions import search
 from layoutopt.optimizer.interop.shell.edits import edit_files
 from layoutopt.optimizer.interop.shell.fields import awk
+from layoutopt.optimizer.interop.shell.redirects import written
 from layoutopt.optimizer.interop.shell.stream_editor import edited, read_scripts
 from layoutopt.optimizer.interop.shell.values import has_hole, hole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
 
     from layoutopt.optimizer.interop.shell.run import Shell
 
@@ -26,6 +29,11 @@ class Output:
 
     text: str
     status: bool = True
+
+
+Found = str | Output | None
+Program = Callable[[list[str], "str | None", "Shell"], Found]
+"""What a program prints for its arguments, its input and the shell around it; None where that is not known."""
 
 
 def known_output(words: list[str], shell: Shell) -> Output | None:
@@ -40,11 +48,12 @@ def known_output(words: list[str], shell: Shell) -> Output | None:
         return Output("")
     if name not in _OUTPUTS or (any(map(has_hole, words[1:])) and name not in ("sed", "tee")):
         return None
+    # Looked at and not taken: a program that turns out to be unknown leaves its input to whoever reads on.
     given = None if shell.stdin is None else shell.stdin.text[shell.stdin.at :]
     if given is not None and has_hole(given) and name not in ("sed", "cat", "tee", "envsubst"):
         return None
     found = _OUTPUTS[name]([word for word in words[1:] if word != "--"], given, shell)
-    if found is not None and shell.stdin is not None and name in _READERS:
+    if found is not None and shell.stdin is not None and name not in _WITHOUT_INPUT:
         shell.stdin.rest()
     return Output(found) if isinstance(found, str) else found
 
@@ -55,6 +64,7 @@ def _expr(arguments: list[str], given: str | None, shell: Shell) -> Found:
 
 
 def _bc(arguments: list[str], given: str | None, shell: Shell) -> Found:
+    # Fractions, powers and bc's own functions and scale are not the shell's arithmetic.
     if given is None or arguments or re.search(r"[.^]|[a-zA-Z]", given):
         return None
     value = shell.expander.number(given)
@@ -64,17 +74,13 @@ def _bc(arguments: list[str], given: str | None, shell: Shell) -> Found:
 def _seq(arguments: list[str], given: str | None, shell: Shell) -> Found:
     mark = "\n"
     if arguments[:1] and arguments[0].startswith("-s"):
-        mark, arguments = (
-            (arguments[0][2:], arguments[1:])
-            if arguments[0][2:]
-            else ("".join(arguments[1:2]), arguments[2:])
-        )
+        joined = arguments[0][2:]
+        mark, arguments = (joined, arguments[1:]) if joined else ("".join(arguments[1:2]), arguments[2:])
     if not all(re.fullmatch(r"-?\d{1,6}", word) for word in arguments) or not 1 <= len(arguments) <= 3:
         return None
     numbers = [int(word) for word in arguments]
-    first, step, last = {1: (1, 1, numbers[0]), 2: (numbers[0], 1, numbers[-1])}.get(
-        len(numbers), (numbers[0], numbers[1] if len(numbers) > 2 else 1, numbers[-1])
-    )
+    ends = {1: [1, 1, *numbers], 2: [numbers[0], 1, numbers[-1]], 3: numbers}
+    first, step, last = ends[len(numbers)]
     if step == 0 or abs(last - first) // abs(step) > 10_000:
         return None
     values = [str(value) for value in range(first, last + (1 if step > 0 else -1), step)]
@@ -155,28 +161,14 @@ def _chosen(parts: list[str], places: str) -> list[str]:
     return [part for place, part in enumerate(parts, 1) if place in wanted]
 
 
-def _lines(given: str | None, names: list[str], shell: Shell) -> list[str] | None:
-    """Return the lines that a filter reads, None where they are not known."""
-    text = file_text(shell, names[0]) if len(names) == 1 else given if not names else None
-    return None if text is None or has_hole(text) else text.splitlines()
-
-
 def _ends(arguments: list[str], given: str | None, shell: Shell, *, last: bool) -> Found:
     joined = re.sub(r"^-n\s?", "-", " ".join(arguments))
     match = re.fullmatch(r"(?:-(\d{1,6}))?\s?(\S*)", joined)
-    lines = _lines(given, [match[2]] if match[2] else [], shell) if match else None
+    lines = lines_of(shell, [match[2]] if match[2] else [], given) if match else None
     if lines is None or match is None:
         return None
     count = int(match[1] or 10)
     return "".join(f"{line}\n" for line in (lines[-count:] if last and count else lines[:count]))
-
-
-def _head(arguments: list[str], given: str | None, shell: Shell) -> Found:
-    return _ends(arguments, given, shell, last=False)
-
-
-def _tail(arguments: list[str], given: str | None, shell: Shell) -> Found:
-    return _ends(arguments, given, shell, last=True)
 
 
 def _wc(arguments: list[str], given: str | None, shell: Shell) -> Found:
@@ -188,32 +180,30 @@ def _wc(arguments: list[str], given: str | None, shell: Shell) -> Found:
 
 def _sort(arguments: list[str], given: str | None, shell: Shell) -> Found:
     flags = "".join(word[1:] for word in arguments if re.fullmatch(r"-[nru]+", word))
-    lines = _lines(given, [word for word in arguments if not re.fullmatch(r"-[nru]+", word)], shell)
+    lines = lines_of(shell, [word for word in arguments if not re.fullmatch(r"-[nru]+", word)], given)
     if lines is None or (("n" in flags) and not all(re.fullmatch(r"-?\d{1,18}", line) for line in lines)):
         return None
-    lines = sorted(
-        set(lines) if "u" in flags else lines, key=int if "n" in flags else None, reverse="r" in flags
-    )
+    lines = [*set(lines)] if "u" in flags else lines
+    lines = sorted(lines, key=int if "n" in flags else None, reverse="r" in flags)
     return "".join(f"{line}\n" for line in lines)
 
 
 def _grep(arguments: list[str], given: str | None, shell: Shell) -> Found:
     flags = "".join(word[1:] for word in arguments if re.fullmatch(r"-[a-zA-Z]+", word))
     names = [word for word in arguments if not word.startswith("-")]
-    lines = _lines(given, names[1:], shell) if names and not set(flags) - set("qEFiowcvP") else None
+    lines = lines_of(shell, names[1:], given) if names and not set(flags) - set("qEFiowcvP") else None
     if lines is None:
         return None
     pattern = re.escape(names[0]) if "F" in flags else names[0]
     if "P" in flags:
         pattern = re.sub(r"\\([dws])", lambda mark: _CLASSES[mark[1]], pattern)
+    # Without -E these marks mean themselves, or need a backslash to mean more: not the expression that is searched here.
     if not {"E", "F", "P"} & set(flags) and re.search(r"[\\+?|(){}]", pattern):
         return None
     if "w" in flags:
         pattern = f"(?<![0-9A-Za-z_])(?:{pattern})(?![0-9A-Za-z_])"
-    hits = [
-        search(line.lower() if "i" in flags else line, pattern.lower() if "i" in flags else pattern)
-        for line in lines
-    ]
+    lowered = str.lower if "i" in flags else str
+    hits = [search(lowered(line), lowered(pattern)) for line in lines]
     if None in hits:
         return None
     kept = [(line, hit) for line, hit in zip(lines, hits, strict=True) if bool(hit) != ("v" in flags)]
@@ -229,28 +219,27 @@ def _grep(arguments: list[str], given: str | None, shell: Shell) -> Found:
 
 
 def _tee(arguments: list[str], given: str | None, shell: Shell) -> Found:
-    from layoutopt.optimizer.interop.shell.redirects import written
-
     for name in arguments:
         if not name.startswith("-"):
             written(shell, name, given, append="-a" in arguments)
     return given
 
 
-def _tac(arguments: list[str], given: str | None, shell: Shell) -> Found:
-    lines = _lines(given, arguments, shell)
-    return None if lines is None else "".join(f"{line}\n" for line in reversed(lines))
+def _by_line(change: Callable[[list[str]], Iterable[str]]) -> Program:
+    """Return a program without options that makes other lines of its lines."""
 
+    def changed(arguments: list[str], given: str | None, shell: Shell) -> Found:
+        """Print the changed lines."""
+        lines = lines_of(shell, arguments, given)
+        return None if lines is None else "".join(f"{line}\n" for line in change(lines))
 
-def _uniq(arguments: list[str], given: str | None, shell: Shell) -> Found:
-    lines = _lines(given, arguments, shell)
-    return None if lines is None else "".join(f"{line}\n" for line, _ in groupby(lines))
+    return changed
 
 
 def _paste(arguments: list[str], given: str | None, shell: Shell) -> Found:
     """``paste -sd,``: all lines as one."""
     match = re.fullmatch(r"(?:-s ?)(?:-?d ?(.))?(?: (\S+))?", " ".join(arguments))
-    lines = _lines(given, [match[2]] if match[2] not in (None, "-") else [], shell) if match else None
+    lines = lines_of(shell, [match[2]] if match[2] not in (None, "-") else [], given) if match else None
     return None if match is None or lines is None else (match[1] or "\t").join(lines) + "\n"
 
 
@@ -268,34 +257,14 @@ def _envsubst(arguments: list[str], given: str | None, shell: Shell) -> Found:
     return re.sub(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", fill, given)
 
 
-def _rev(arguments: list[str], given: str | None, shell: Shell) -> Found:
-    lines = _lines(given, arguments, shell)
-    return None if lines is None else "".join(f"{line[::-1]}\n" for line in lines)
-
-
-Found = str | Output | None
-_READERS = (
-    "cat",
-    "tr",
-    "cut",
-    "sed",
-    "bc",
-    "head",
-    "tail",
-    "wc",
-    "sort",
-    "awk",
-    "grep",
-    "tee",
-    "rev",
-    "tac",
-    "uniq",
-    "paste",
-    "envsubst",
-)
 _CLASSES = {"d": "[0-9]", "w": "[0-9A-Za-z_]", "s": "[ \t]"}
-_OUTPUTS: dict[str, Callable[[list[str], str | None, Shell], Found]] = {
-    "expr": _expr, "bc": _bc, "seq": _seq, "basename": _basename, "dirname": _dirname, "cat": _cat, "tr": _tr, "cut": _cut,
-    "sed": _sed, "realpath": _path, "readlink": _path, "head": _head, "tail": _tail, "wc": _wc, "sort": _sort, "awk": awk,
-    "grep": _grep, "tee": _tee, "rev": _rev, "tac": _tac, "uniq": _uniq, "paste": _paste, "envsubst": _envsubst,
+_OUTPUTS: dict[str, Program] = {
+    "expr": _expr, "seq": _seq, "basename": _basename, "dirname": _dirname, "realpath": _path, "readlink": _path,
+    "bc": _bc, "cat": _cat, "tr": _tr, "cut": _cut, "sed": _sed, "wc": _wc, "sort": _sort, "awk": awk, "grep": _grep,
+    "tee": _tee, "paste": _paste, "envsubst": _envsubst,
+    "head": partial(_ends, last=False), "tail": partial(_ends, last=True),
+    "tac": _by_line(reversed), "uniq": _by_line(lambda lines: [line for line, _ in groupby(lines)]),
+    "rev": _by_line(lambda lines: [line[::-1] for line in lines]),
 }  # fmt: skip
+_WITHOUT_INPUT = ("expr", "seq", "basename", "dirname", "realpath", "readlink")
+"""Those of them that leave their input to the next."""

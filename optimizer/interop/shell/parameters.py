@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.shell.patterns import balanced, replace_glob, trim
-from layoutopt.optimizer.interop.shell.pieces import scan
+from layoutopt.optimizer.interop.shell.pieces import PLAIN, scan
 from layoutopt.optimizer.interop.shell.values import Piece, has_hole, hole, holes, joined
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 EVERY = ("@", "*")
 _DEFAULTS = (":-", ":=", ":?", ":+", "-", "=", "?", "+")
+# Longer ones first: each is tried at the start of what follows the name.
 _OPERATORS = (
     *_DEFAULTS, "##", "#", "%%", "%", "//", "/", "^^", "^", ",,", ",", "~~", "~", "@", ":",
 )  # fmt: skip
@@ -122,9 +123,8 @@ def _indirect(expander: Expander, parameter: ShellParameter, key: str | None, *,
     if key in EVERY and isinstance(value, dict):
         return _as_fields(expander, keys_of(value), quoted=quoted, star=key == "*")
     target = raw(expander, name, key)
-    place = (
-        re.fullmatch(r"([A-Za-z_]\w*|\d+|[@*#])(?:\[(.*)\])?", target) if isinstance(target, str) else None
-    )
+    named = re.compile(r"([A-Za-z_]\w*|\d+|[@*#])(?:\[(.*)\])?")
+    place = named.fullmatch(target) if isinstance(target, str) else None
     if place is None:
         return [[Piece(hole(name), quoted)]]
     own = None if place[2] is None else expander.key_of(place[1], place[2])
@@ -194,7 +194,7 @@ def _slice_list(expander: Expander, name: str, value: list[str], rest: str) -> l
     start, length = _slice(expander, rest)
     if start is None:
         return [hole("slice")]
-    if name in EVERY:
+    if name in EVERY:  # ${@:0} begins with $0, so that ${@:1} is the first argument
         value = [str(expander.state.positional("0") or ""), *value]
     start = start if start >= 0 else len(value) + start
     if start < 0:
@@ -212,7 +212,7 @@ def _slice(expander: Expander, rest: str) -> tuple[int | None, int | None]:
 
 def _changed(expander: Expander, value: str, parameter: ShellParameter) -> str:
     operator, rest = parameter.operator, parameter.rest
-    if has_hole(value):
+    if has_hole(value):  # named after the variables inside: those are what the caller can give
         return hole("+".join(dict.fromkeys(holes(value))))
     changed: str | None = None
     if operator == ":":
@@ -245,13 +245,8 @@ def _replaced(expander: Expander, value: str, operator: str, rest: str) -> str |
     """``/glob/new``: the first slash outside of quotes and expansions ends the glob."""
     glob, new, ended = "", "", False
     for kind, part in scan(rest):
-        if (
-            kind == "plain"
-            and not ended
-            and not part.startswith("\\")
-            and "/" in part[bool(not glob) and part[:1] == "/" :]
-        ):
-            skipped = bool(not glob) and part[:1] == "/"
+        skipped = not glob and part[:1] == "/"  # ${x///_}: a slash that the glob begins with is its own
+        if kind == PLAIN and not ended and not part.startswith("\\") and "/" in part[skipped:]:
             before, _, after = part[skipped:].partition("/")
             glob, new, ended = glob + part[:skipped] + before, after, True
         elif ended:
@@ -262,6 +257,7 @@ def _replaced(expander: Expander, value: str, operator: str, rest: str) -> str |
     if operator == "/" and glob[:1] in ("#", "%"):
         mark, bound = glob[0], glob[1:]
     pattern, text = expander.pattern(bound), expander.plain(new)
+    # & is what matched from bash 5.2 on (patsub_replacement), and itself before.
     if has_hole(pattern) or has_hole(text) or "&" in new:
         return None
     return replace_glob(value, mark + pattern, text, every=operator == "//")

@@ -45,6 +45,7 @@ def glob_matches(text: str, glob: str, *, grouped: bool = True) -> bool | None:
 @cache
 def _pattern(glob: str, grouped: bool) -> re.Pattern[str] | None:
     """Return a glob as a regular expression; without groups it never backtracks over a star."""
+    # What stands between two stars may be taken at its first place for good (an atomic group): a later place leaves less.
     if grouped and re.search(r"[?*+@!]\(", glob):
         source = _grouped(glob)
     else:
@@ -97,6 +98,7 @@ def _element(part: str) -> str:
         negated = part[1] in "!^"
         inner = re.sub(r"\[:(\w+):\]", lambda m: _CLASSES.get(m[1], ""), part[2 if negated else 1 : -1])
         inner = inner.replace("[", r"\[")
+        # A bracket that closes right behind the one that opens stands for itself.
         inner = r"\]" + inner[1:] if inner.startswith("]") else inner
         return f"[{'^' if negated else ''}{inner}]"
     return re.escape(part[1:] if part[0] == "\\" and len(part) > 1 else part)
@@ -309,8 +311,9 @@ def _parts(source: str, at: int) -> tuple[int, list[str]] | None:
     return None
 
 
-def _span(text: str) -> list[str] | None:
+def _span(text: str) -> list[str] | None:  # {a..e} and {1..9..2}; None for {x}, which stands for itself
     if numbers := _NUMBERS.fullmatch(text):
+        # {08..11}: one end with zeros in front makes all numbers as wide.
         width = max(map(len, numbers.group(1, 2)))
         padded = any(re.match(r"-?0\d", end) for end in numbers.group(1, 2))
         values = _steps(int(numbers[1]), int(numbers[2]), numbers[3])

@@ -13,16 +13,8 @@ if TYPE_CHECKING:
 PLAIN, SINGLE, DOUBLE, ANSI, EXPANSION = "plain", "single", "double", "ansi", "expansion"
 _NAME = re.compile(r"\$(?:[A-Za-z_]\w*|[0-9@*#?$!_-])")
 _ESCAPES = {
-    "n": "\n",
-    "t": "\t",
-    "r": "\r",
-    "a": "\a",
-    "b": "\b",
-    "e": "\x1b",
-    "E": "\x1b",
-    "f": "\f",
-    "v": "\v",
-}
+    "n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "v": "\v",
+}  # fmt: skip
 _ESCAPED = re.compile(
     r"\\(?:x(?P<hex>[0-9A-Fa-f]{1,2})|u(?P<u>[0-9A-Fa-f]{1,4})|U(?P<U>[0-9A-Fa-f]{1,8})|0?(?P<octal>[0-7]{1,3})|(?P<char>.))",
     re.DOTALL,
@@ -47,9 +39,7 @@ def _part(source: str, at: int, quotes: bool) -> tuple[str, int]:
     if quotes and char == '"':
         return DOUBLE, skip(source, at)
     if quotes and char == "$" and following in ("'", '"'):
-        return (ANSI if following == "'" else DOUBLE), skip(source, at) if following == "'" else skip(
-            source, at + 1
-        )
+        return (ANSI, skip(source, at)) if following == "'" else (DOUBLE, skip(source, at + 1))
     if char == "`":
         return EXPANSION, skip(source, at)
     if char == "$" and following in ("{", "("):
@@ -82,6 +72,7 @@ def decoded(text: str) -> str:
         number = match["hex"] or match["u"] or match["U"]
         if number or match["octal"]:
             value = int(number, 16) if number else int(match["octal"], 8)
+            # Halves of surrogate pairs are no characters, and the private ones behind them mark holes.
             return chr(value) if value < 0xD800 or 0xE003 < value <= 0x10FFFF else match[0]
         kept = match["char"] if match["char"] in "\\'\"?" else match[0]
         return _ESCAPES.get(match["char"], kept)

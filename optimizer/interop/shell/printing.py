@@ -72,14 +72,11 @@ def _filled(shell: Shell, form: str, values: list[str]) -> str:
 
 def _value(shell: Shell, slot: re.Match[str], width: str, text: str) -> str:
     kind, size = slot["kind"], slot["size"] or ""
+    # A hole has no length: it passes through a slot that leaves texts alone, and makes one that pads or cuts open.
     if has_hole(text) or not re.fullmatch(r"-?\d{0,3}", width):
         return text if not (width or size) or kind in "sb" else hole("printf")
     if kind == "q":
-        text = (
-            text
-            if re.fullmatch(r"[\w./:=@%+-]+", text)
-            else re.sub(r"([^\w./:=@%+-])", r"\\\1", text) or "''"
-        )
+        text = re.sub(r"([^\w./:=@%+-])", r"\\\1", text) or "''"
     if kind == "b":
         text = decoded(text)
     if kind in "sbqc":
@@ -88,11 +85,9 @@ def _value(shell: Shell, slot: re.Match[str], width: str, text: str) -> str:
     try:
         if kind in "diuxXo":
             number = shell.expander.number(text or "0")
-            return (
-                hole("printf")
-                if number is None
-                else f"%{slot['form']}{width}{size}{kind.replace('u', 'd')}" % number
-            )
+            if number is None:
+                return hole("printf")
+            return f"%{slot['form']}{width}{size}{kind.replace('u', 'd')}" % number
         return f"%{slot['form']}{width}{size}{kind}" % float(text or 0)
     except (ValueError, OverflowError):
         return hole("printf")

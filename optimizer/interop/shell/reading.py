@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.shell.pieces import unescaped
-from layoutopt.optimizer.interop.shell.values import hole, separators
+from layoutopt.optimizer.interop.shell.values import array_of, hole, separators
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.interop.shell.run import Shell
@@ -38,7 +38,7 @@ def read(shell: Shell, words: list[str]) -> Status:
     if array:
         parts = _fields(line, own, 0, raw=raw)
         shell.forget(array)
-        shell.assign(array, {str(place): part for place, part in enumerate(parts)})
+        shell.assign(array, array_of(parts))
     elif not names:
         shell.assign("REPLY", line)
     else:
@@ -61,13 +61,8 @@ def _fields(line: str, blanks: str | None, most: int, *, raw: bool) -> list[str]
         parts.append(line[at : match.start()])
         at = match.end()
     rest = line[at:]
-    if (
-        separator is not None
-        and most
-        and rest
-        and (only := separator.search(rest))
-        and only.end() == len(rest)
-    ):
+    only = separator.search(rest) if separator is not None and most and rest else None
+    if only and only.end() == len(rest):
         rest = rest[: only.start()]  # one separator at the end of the last field is none of it
     if rest or (most and not parts):
         parts.append(rest)
@@ -90,7 +85,7 @@ def mapfile(shell: Shell, words: list[str]) -> Status:
     first, most = (int(value) if (value := options.get(key, "0")).isdecimal() else 0 for key in "sn")
     shell.forget(array)
     kept = lines[first : first + most if most else None]
-    shell.assign(array, {str(place): line for place, line in enumerate(kept)})
+    shell.assign(array, array_of(kept))
     return True
 
 

@@ -41,11 +41,12 @@ class Input:
 
 def redirected(shell: Shell, body: Node | None, redirects: list[Node]) -> Status:
     """Run a statement whose output goes to a file or whose input is in the script."""
+    # The grammar puts what follows a here-document's mark on its line into the document's own node:
+    # cat <<EOF > file, and cat <<EOF | program.
     inner = [child for node in redirects if node.type == "heredoc_redirect" for child in node.children]
     target = _target(shell, [*redirects, *inner])
-    followers = [
-        child for child in inner if child.type in ("pipeline", "command", "list", "redirected_statement")
-    ]
+    followed = ("pipeline", "command", "list", "redirected_statement")
+    followers = [child for child in inner if child.type in followed]
     kept, opaque, stdin = shell.printed, shell.opaque, shell.stdin
     shell.printed, shell.opaque = "", False
     try:
@@ -57,7 +58,7 @@ def redirected(shell: Shell, body: Node | None, redirects: list[Node]) -> Status
         unknown, shell.opaque = shell.opaque, opaque
     piped = any(child.type == "pipeline" and child.children[0].type == "|" for child in inner)
     if target is not None:
-        _write(shell, target[0], None if unknown else printed, append=target[1])
+        written(shell, target[0], None if unknown else printed, append=target[1])
         printed, unknown = "", False
     if followers and any(child.type == "||" for child in inner) and status:
         return status
@@ -78,7 +79,7 @@ def _following(shell: Shell, node: Node, printed: str | None) -> Status:
         shell.stdin = stdin
 
 
-def _write(shell: Shell, name: str, text: str | None, *, append: bool) -> None:
+def written(shell: Shell, name: str, text: str | None, *, append: bool = False) -> None:
     """Keep what a script writes to a file; what only a program knows (None) is no text that the file had before."""
     if name == NOWHERE:
         return
@@ -92,11 +93,6 @@ def _write(shell: Shell, name: str, text: str | None, *, append: bool) -> None:
         files[name] = (files.get(name, "") if append else "") + text
         shell.record.spend(len(text))
         shell.record.unwritten.discard(name)
-
-
-def written(shell: Shell, name: str, text: str | None, *, append: bool = False) -> None:
-    """Keep what a program such as ``tee`` writes."""
-    _write(shell, name, text, append=append)
 
 
 def given(shell: Shell, redirects: list[Node], before: Input | None) -> Input | None:

@@ -72,8 +72,6 @@ class Shell(ShellVariables):
         self.conditions = 0
         """How many conditions the running command is part of."""
 
-        """``shopt -s extglob``: patterns of ``case`` may have groups."""
-
         self.returned: int | None = None
         """What the last function or file returned."""
 
@@ -203,12 +201,8 @@ class Shell(ShellVariables):
     def _continues(self, before: Node | None, node: Node) -> bool:
         """Add what the grammar does not understand behind a command to that command, as an open word."""
         commands = self.record.commands
-        if (
-            before is None
-            or before.type != "command"
-            or before.end_point[0] != node.start_point[0]
-            or not commands
-        ):
+        same_line = before is not None and before.end_point[0] == node.start_point[0]
+        if before is None or before.type != "command" or not same_line or not commands:
             return False
         source = text_of(node).strip()
         self.record.spend(len(source) + len(commands[-1].words))
@@ -240,12 +234,15 @@ class Shell(ShellVariables):
         finally:
             self.conditions -= 1
 
-    def _program(self, node: Node) -> Status:
-        return self.block(node)
-
     def _compound_statement(self, node: Node) -> Status:
-        if text_of(node.children[0]).strip() != "((":
-            return self.block(node)
+        return self._counted(node) if text_of(node.children[0]).strip() == "((" else self.block(node)
+
+    def _test_command(self, node: Node) -> Status:
+        double = text_of(node.children[0]).strip() == "(("
+        return self._counted(node) if double else test_node(node, self.expander)
+
+    def _counted(self, node: Node) -> Status:
+        """``(( ))`` holds where its value is not 0; the grammar takes it for a block here, for a test there."""
         value = self.expander.number(self.expander.arithmetic_source(node))
         return None if value is None else value != 0
 
@@ -285,12 +282,6 @@ class Shell(ShellVariables):
     def _redirected_statement(self, node: Node) -> Status:
         redirects = [child for child in node.children if "redirect" in child.type]
         return redirected(self, child_of(node, "body"), redirects)
-
-    def _test_command(self, node: Node) -> Status:
-        if text_of(node.children[0]).strip() == "((":
-            value = self.expander.number(self.expander.arithmetic_source(node))
-            return None if value is None else value != 0
-        return test_node(node, self.expander)
 
     def _function_definition(self, node: Node) -> Status:
         name, body = child_of(node, "name"), child_of(node, "body")
@@ -337,9 +328,9 @@ class Shell(ShellVariables):
         arguments = {child.id for child in node.children_by_field_name("argument")}
         children = node.children
         for child, following in zip(children, [*children[1:], None], strict=True):
-            translated = (
-                child.type == "$" and following is not None and following.start_byte == child.end_byte
-            )
+            # $"text" is a text that may be translated: its dollar is no word.
+            touches = following is not None and following.start_byte == child.end_byte
+            translated = child.type == "$" and touches
             if (child.id in arguments and not translated) or (child.is_error and words):
                 words += self.expander.words(child)
         self.record.spend(sum(map(len, words)) + WORD * len(words))
@@ -349,9 +340,8 @@ class Shell(ShellVariables):
             return self.made_status()
         exported, self.exported = self.exported, self.exported | set(names)
         stdin = self.stdin
-        self.stdin = given(
-            self, [child for child in node.children if child.type == "herestring_redirect"], stdin
-        )
+        strings = [child for child in node.children if child.type == "herestring_redirect"]
+        self.stdin = given(self, strings, stdin)
         try:
             return shell_builtins.run(self, words, line_of(node))
         finally:

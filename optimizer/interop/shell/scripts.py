@@ -75,15 +75,16 @@ def read_commands(
         try:
             script = _read(root, Record(file=file, outside=outside, decisions=decisions, budget=budget))
         except InputError:
+            # The budget is shared by all ways: the later ones may run out of it, and what was found before still counts.
             if not found:
                 raise
             return found, False
         words = pick(script)
-        known = any(words == other for _, other in found)
-        if words is not None and not known:
+        if any(words == other for _, other in found):  # a way that changes nothing is not followed further
+            continue
+        if words is not None:
             found.append((script, words))
-        if not known:  # a way that changes nothing is not followed further
-            waiting += _flips(script, decisions)
+        waiting += _flips(script, decisions)
     return found, not waiting
 
 
@@ -121,7 +122,7 @@ def ambiguous(scripts: list[Script], file: str) -> InputError:
     changes = ", ".join(choice.changes) or "the command"
     ways = " | ".join(show(label) for label in choice.labels)
     what = f"{changes} set in one of several branches ({ways})"
-    how = how_to_give(names) if _givable(names) else _by_line(choice)
+    how = how_to_give(names) if any(map(_GIVEN.fullmatch, names)) else _by_line(choice)
     return input_error(what, f"decide it with {how}", file=file, line=choice.line)
 
 
@@ -138,19 +139,12 @@ def _by_line(choice: Choice) -> str:
     return f"--set {ways[0]} (the first of them), " + ", ".join(f"--set {way}" for way in ways[1:])
 
 
-def _givable(names: list[str]) -> bool:
-    return any(re.fullmatch(_GIVEN, name) for name in names)
-
-
 def how_to_give(names: list[str]) -> str:
     """Say by which options values come from outside; what a program prints is no variable, and has to be written down."""
-    shown = [
-        f"--arg {name if name.isdecimal() else 1}=..."
-        if name.isdecimal() or name in "#@*"
-        else f"--set {name}=..."
-        for name in names
-        if re.fullmatch(_GIVEN, name)
-    ]
+    known = [name for name in names if _GIVEN.fullmatch(name)]
+    # $#, $@ and $* follow from the arguments: giving one gives them.
+    known = ["1" if name in "#@*" else name for name in known]
+    shown = [f"--{'arg' if name.isdecimal() else 'set'} {name}=..." for name in known]
     return " or ".join(dict.fromkeys(shown)) or "the value itself in the script"
 
 

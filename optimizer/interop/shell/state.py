@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.shell.patterns import glob_matches, is_plain
-from layoutopt.optimizer.interop.shell.values import has_hole, hole
+from layoutopt.optimizer.interop.shell.values import array_of, has_hole, hole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,6 +73,7 @@ class ShellVariables:
             return {"0": self.sources[-1] if self.sources else self.zero}
         if found is None and name == "OPTIND":
             return "1"
+        # Set in the shell that started this one and not exported: empty here, whatever the caller gives.
         if found is None and name in self.withheld:
             return ""
         return self.record.given.get(name) if found is None else found
@@ -101,6 +102,7 @@ class ShellVariables:
             return False
         if name in self.record.unwritten:
             return None if filled else True
+        # A file that the script never touches may be there or not: only the machine knows.
         text = self.record.files.get(name)
         return None if text is None else bool(text) or not filled
 
@@ -114,16 +116,14 @@ class ShellVariables:
         front = "./" if word.startswith("./") else ""
         depth = word.removeprefix("./").count("/")
         hidden = word.removeprefix("./").startswith(".")
+        # A star reaches no further than its folder, and matches no name with a dot in front; <(...) is no file at all.
         names = sorted(
             name for name in self.record.files
             if not name.startswith("<(") and name.count("/") == depth and (hidden or not name.startswith("."))
         )  # fmt: skip
         self.record.spend(len(names))
-        found = [
-            front + name
-            for name in names
-            if glob_matches(name, glob.removeprefix("./"), grouped=self.grouped)
-        ]
+        glob = glob.removeprefix("./")
+        found = [front + name for name in names if glob_matches(name, glob, grouped=self.grouped)]
         return found or ([] if self.empties else [word])
 
     def positional(self, name: str) -> str | Array | None:
@@ -132,7 +132,7 @@ class ShellVariables:
         if name in ("@", "*"):
             if known is None:
                 self.record.assume('no arguments beside the script ("$@" is empty)')
-            return dict(enumerate_texts(known or []))
+            return array_of(known or [])
         if name == "#":
             return None if known is None else str(len(known))
         if name == "?":
@@ -143,6 +143,7 @@ class ShellVariables:
             place = int(name) - 1
             if known is None:
                 return self.record.numbered.get(name)
+            # A function knows all of its arguments; of a script's, those behind the last given one stay open.
             return known[place] if place < len(known) else "" if self.arguments is not None else None
         return None
 
@@ -153,6 +154,7 @@ class ShellVariables:
             name, _, inner = name.partition("[")
             key = inner.rstrip("]")
         before = self.variables.get(name)
+        # NODES=$(scontrol ...) is open here; whoever gives NODES means what the script would find out.
         if isinstance(value, str) and has_hole(value) and name in self.record.given and not append:
             value = self.record.given[name]
         if key is not None:
@@ -163,7 +165,7 @@ class ShellVariables:
         elif append and before is not None:
             value = _appended(before, value)
         elif isinstance(before, dict) and isinstance(value, str) and before:
-            value = {**before, "0": value}
+            value = {**before, "0": value}  # to bash an array without a key is its element 0
         self.record.spend(
             len(value) if isinstance(value, str) else sum(map(len, value.values())) + WORD * len(value)
         )
@@ -200,16 +202,9 @@ class ShellVariables:
 
     def assume_unset(self, name: str, instead: str) -> None:
         """Note a default that holds as long as the outside sets nothing."""
-        if not has_hole(instead):
+        if not has_hole(instead):  # an open default is named by itself
             shown = f"${name}" if name.isdecimal() else name
-            self.record.assume(
-                f"{shown} is not set outside: {instead!r}" if instead else f"{shown} is not set outside"
-            )
-
-
-def enumerate_texts(values: Sequence[str]) -> list[tuple[str, str]]:
-    """Return values with their places as texts: the elements of an array."""
-    return [(str(place), value) for place, value in enumerate(values)]
+            self.record.assume(f"{shown} is not set outside" + (f": {instead!r}" if instead else ""))
 
 
 def _appended(before: str | Array, value: str | Array) -> str | Array:
@@ -219,6 +214,7 @@ def _appended(before: str | Array, value: str | Array) -> str | Array:
     if isinstance(value, str):
         array["0"] = array.get("0", "") + value
         return array
+    # x+=(a b) goes on behind the highest index, which need not be the number of elements; keys of texts stay theirs.
     numbered = all(key.isdecimal() for key in value)
     start = 1 + max((int(key) for key in array if key.isdecimal()), default=-1)
     for key, element in value.items():

@@ -171,13 +171,8 @@ def _pattern(source: str, line: str, *, extended: bool) -> re.Pattern[str] | Non
 
 def _extended(source: str) -> str:
     """Write a basic expression as an extended one: a backslash makes of braces, ``+`` and ``?`` what they are there."""
-    return re.sub(
-        r"\\(.)|([(){}+?|])",
-        lambda match: (
-            match[1] if match[1] and match[1] in "(){}+?|" else match[0] if match[1] else "\\" + match[2]
-        ),
-        source,
-    )
+    # Both ways at once: a mark with a backslash loses it, one without gets it, other escapes stay.
+    return re.sub(r"\\([(){}+?|])|(\\.)|([(){}+?|])", lambda at: at[1] or at[2] or "\\" + at[3], source)
 
 
 def _substituted(line: str, command: SedCommand, *, extended: bool) -> tuple[str, bool] | None:
@@ -187,7 +182,8 @@ def _substituted(line: str, command: SedCommand, *, extended: bool) -> tuple[str
     if "I" in command.flags:
         pattern = re.compile(pattern.pattern, re.IGNORECASE)
     if any(int(one) > pattern.groups for one in re.findall(r"(?<!\\)\\(\d)", command.new)):
-        return None
+        return None  # sed refuses a group that there is not
+    # \U, \L and \E change case in GNU sed alone.
     if re.search(r"\\[a-zA-Z]", command.new.replace("\\n", "").replace("\\t", "")):
         return None
 

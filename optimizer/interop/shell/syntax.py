@@ -38,18 +38,9 @@ _ASSIGNMENTS = re.compile(
 )
 """A line that assigns to several variables and starts nothing, unless it lies inside one of ``_INSIDE``."""
 
-_INSIDE = frozenset(
-    (
-        "array",
-        "string",
-        "raw_string",
-        "ansi_c_string",
-        "translated_string",
-        "heredoc_body",
-        "expansion",
-        "comment",
-    )
-)
+_INSIDE = frozenset((
+    "array", "string", "raw_string", "ansi_c_string", "translated_string", "heredoc_body", "expansion", "comment",
+))  # fmt: skip
 """What lines of ``NAME=value`` are words of, or text in, unless a command is substituted there."""
 
 _TEXT = _INSIDE - {"array"}
@@ -128,9 +119,8 @@ def _joined(source: bytes, file: str) -> bytes:
         if match[1] is None:
             edits.append((start, end, b"'" + match[2] + b"'"))
             continue
-        last = next(
-            (at.start() for at in _LINE_END.finditer(source, end) if _is_code(root, at.start(), _TEXT)), None
-        )
+        ends = (at.start() for at in _LINE_END.finditer(source, end))
+        last = next((at for at in ends if _is_code(root, at, _TEXT)), None)
         edits.append((start, end, b""))
         if last is not None and b"<<" not in source[end:last]:  # a document would begin with it
             edits.append((last, last, b"\n"))

@@ -9,6 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 HOLE = "\ue000{}\ue001"
 """Template of a hole; the name inside says what would fill it."""
@@ -36,8 +40,14 @@ class Piece:
     glob: str = ""
 
 
+def array_of(values: Iterable[str]) -> Array:
+    """Return the array of some elements in turn."""
+    return {str(place): value for place, value in enumerate(values)}
+
+
 def hole(name: str) -> str:
     """Return a text that stands for what only the outside knows."""
+    # A hole within a hole would end at the first closing mark, and a blank in it would split the word.
     return HOLE.format(re.sub(r"\s", _BLANK, _PRIVATE.sub("", name)))
 
 
@@ -51,15 +61,20 @@ def has_hole(text: str) -> bool:
     return "\ue000" in text
 
 
+def without_holes(text: str, instead: str = "") -> str:
+    """Return a text with something, or nothing, in place of what comes from outside."""
+    return _HOLES.sub(instead, text)
+
+
 def show(text: str) -> str:
     """Write a text for people: holes as ``$NAME``, those of an expansion as the script writes it."""
-    return _HOLES.sub(lambda match: ("" if match[1][:1] in "$`{<" else "$") + match[1], text).replace(
-        _BLANK, " "
-    )
+    shown = _HOLES.sub(lambda match: ("" if match[1][:1] in "$`{<" else "$") + match[1], text)
+    return shown.replace(_BLANK, " ")
 
 
 def without_private(text: str) -> str:
     """Drop the characters that mark holes from a text of a file."""
+    # Else a file could hold holes of its own, and name what it likes as open.
     return _PRIVATE.sub("", text)
 
 
@@ -95,6 +110,7 @@ def _split_one(pieces: list[Piece], blanks: str | None) -> list[str]:
     current: str | None = None
     for piece in pieces:
         if piece.quoted or separator is None:
+            # "" is a word, an unquoted variable that is empty is none.
             current = (current or "") + piece.text if piece.quoted or piece.text else current
             continue
         at = 0

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.common import divided
-from layoutopt.optimizer.interop.launch.keys import megatron_job, model_path, with_defaults
+from layoutopt.optimizer.interop.launch.keys import (
+    megatron_job,
+    model_path,
+    note_token_batches,
+    with_defaults,
+)
 from layoutopt.optimizer.interop.reading import importer
 from layoutopt.optimizer.specs.errors import input_error
 
@@ -19,11 +24,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.shell.record import Outside
 
 OWN_FLAGS = (
-    "--actor-num-nodes",
-    "--actor-num-gpus-per-node",
-    "--rollout-batch-size",
-    "--tensor-model-parallel-size",
-)
+    "--actor-num-nodes", "--actor-num-gpus-per-node", "--rollout-batch-size", "--tensor-model-parallel-size",
+)  # fmt: skip
 DEFAULTS = {"use_distributed_optimizer": True, "bf16": True}
 """What slime sets itself (slime/backends/megatron_utils/arguments.py)."""
 
@@ -40,20 +42,12 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
     values = with_defaults(dict(fields.data), DEFAULTS, notes)
     values |= {"global_batch_size": _batch(fields), "seq_length": _length(fields, notes)}
     if fields.on("use_dynamic_batch_size"):
-        tokens = fields.required("max_tokens_per_gpu")
-        notes.append(
-            f"micro-batches hold up to {tokens} tokens of unequal sequences: the micro-batch is left open"
-        )
+        note_token_batches(fields.required("max_tokens_per_gpu"), notes)
         values.pop("micro_batch_size", None)
     else:
         values = with_defaults(values, {"micro_batch_size": 1}, notes)
-    return megatron_job(
-        command.fields(file=file, data=values),
-        _gpus(fields, notes),
-        notes,
-        path=model_path(fields, "hf_checkpoint"),
-        command_line=True,
-    )
+    gpus, path = _gpus(fields, notes), model_path(fields, "hf_checkpoint")
+    return megatron_job(command.fields(file=file, data=values), gpus, notes, path=path, command_line=True)
 
 
 def _gpus(fields: ArgFields, notes: list[str]) -> int | None:
@@ -66,17 +60,13 @@ def _gpus(fields: ArgFields, notes: list[str]) -> int | None:
 
 def _batch(fields: ArgFields) -> int | None:
     """Return samples per optimizer step: stated, or those of a rollout over its steps; both must agree."""
-    stated = fields.integer("global_batch_size", least=1)
-    prompts, steps = (
-        fields.integer("rollout_batch_size", least=1),
-        fields.integer("num_steps_per_rollout", least=1),
-    )
+    keys = ("global_batch_size", "rollout_batch_size", "num_steps_per_rollout")
+    stated, prompts, steps = (fields.integer(key, least=1) for key in keys)
     if prompts is None or steps is None:
         return stated
     samples = prompts * (fields.integer("n_samples_per_prompt", least=1) or 1)
-    derived = divided(
-        samples, steps, "--rollout-batch-size * --n-samples-per-prompt over --num-steps-per-rollout"
-    )
+    what = "--rollout-batch-size * --n-samples-per-prompt over --num-steps-per-rollout"
+    derived = divided(samples, steps, what)
     if stated is not None and stated != derived:
         what = f"{stated} is not the {derived} samples of a rollout over its steps"
         raise input_error(what, str(derived), key="--global-batch-size", file=fields.file)
@@ -88,8 +78,6 @@ def _length(fields: ArgFields, notes: list[str]) -> Any:
     response = fields.integer("rollout_max_response_len", least=1)
     if stated is not None or response is None:
         return stated
-    prompt = fields.integer("rollout_max_prompt_len", least=1) or 0
-    notes.append(
-        f"sequences of {prompt + response} tokens, the longest prompt and response: shorter ones are packed"
-    )
-    return prompt + response
+    longest = (fields.integer("rollout_max_prompt_len", least=1) or 0) + response
+    notes.append(f"sequences of {longest} tokens, the longest prompt and response: shorter ones are packed")
+    return longest

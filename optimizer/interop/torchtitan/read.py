@@ -113,9 +113,8 @@ def import_python(text: str, file: str = "", function: str | None = None) -> Imp
 class _Section(ArgFields):
     """A section whose messages show dotted keys, and whose computed values are reported when read."""
 
-    def path(self, key: str) -> str:
-        """Return the full name of a key."""
-        return Fields.path(self, key)
+    path = Fields.path
+    flag = Fields.flag
 
     def find(self, *keys: str) -> tuple[str, Any]:
         """Return the first setting present; refuse one that a call makes."""
@@ -139,10 +138,6 @@ class _Section(ArgFields):
     def holds_open(self) -> bool:
         """Tell whether a setting's value is open."""
         return any(isinstance(value, str) and has_hole(value) for value in self.data.values())
-
-    def flag(self, *keys: str) -> bool | None:
-        """Read a switch."""
-        return Fields.flag(self, *keys)
 
 
 def _section(data: Mapping[str, Any], name: str, file: str) -> _Section:
@@ -181,9 +176,9 @@ def job_of_sections(data: dict[str, Any], era: str, file: str, *, gpus: int | No
     gpus = (stated if layout.dp is not None else None) or gpus
     inherited = "base" in data or training.holds_open()
     batch = read_batch(training, parallelism, era, layout, notes, inherited=inherited)
-    if layout.pp is None or {"pipeline_parallel_microbatch_size", "num_pp_microbatches"} & set(
-        parallelism.left_open
-    ):
+    # Both split what a rank is given at once: while one is open, so are the micro-batches, though their product is known.
+    split = {"pipeline_parallel_microbatch_size", "num_pp_microbatches"}
+    if layout.pp is None or split & parallelism.left_open.keys():
         batch = replace(batch, micro_batch=None, micro_batches=None)
     recompute = _recompute(read, era, notes, file)
     options = _options(read, parallelism, era, file)
@@ -192,10 +187,7 @@ def job_of_sections(data: dict[str, Any], era: str, file: str, *, gpus: int | No
         framework=Framework.TORCHTITAN,
         version=f"era {era}",
         layout=replace(
-            layout,
-            micro_batch=batch.micro_batch,
-            micro_batches=batch.micro_batches,
-            recompute=recompute,
+            layout, micro_batch=batch.micro_batch, micro_batches=batch.micro_batches, recompute=recompute
         ),
         training=_training(data, training, batch, file),
         options=options,
@@ -275,11 +267,7 @@ def _layout(
     shard = parallelism.integer("data_parallel_shard_degree", least=-1, most=MAX_DEGREE)
     dp = replicate * shard if shard is not None and shard > 0 else None
     if dp is None:
-        rest = (
-            f"the rest of the GPUs in each of {replicate} replicas"
-            if replicate > 1
-            else "the rest of the GPUs"
-        )
+        rest = "the rest of the GPUs" + (f" in each of {replicate} replicas" if replicate > 1 else "")
         notes.append(f"data_parallel_shard_degree -1: {rest}, whose number the file does not state")
     zero = _zero(parallelism, shard if dp else None, cp, pp, notes)
     ep = parallelism.count("expert_parallel_degree")
@@ -337,20 +325,15 @@ def _recompute(data: Mapping[str, Any], era: str, notes: list[str], file: str) -
             policy = fields.text("mode") or "selective"
         mode = policy.split(".")[0].lower().removesuffix("ac").strip("_")
         if (option := fields.text("selective_ac_option") or OP_MODULE) != OP_MODULE and mode == "selective":
-            notes.append(
-                f"selective checkpointing of every {shorten(option)}. layer: priced as nothing recomputed"
-            )
+            every = f"selective checkpointing of every {shorten(option)}. layer"
+            notes.append(f"{every}: priced as nothing recomputed")
             return Recompute(granularity=Granularity.SELECTIVE)
     if mode in ("none", "full"):
         return Recompute(granularity=Granularity(mode))
     if mode == "selective":
         return Recompute(granularity=Granularity.SELECTIVE, modules=(OP_MODULE,))
-    raise input_error(
-        f"activation checkpointing {shorten(mode)!r} is not modelled",
-        "none, selective or full",
-        key="activation_checkpoint.mode",
-        file=file,
-    )
+    what, key = f"activation checkpointing {shorten(mode)!r} is not modelled", "activation_checkpoint.mode"
+    raise input_error(what, "none, selective or full", key=key, file=file)
 
 
 def _inherited_policy(base: str) -> str | None:
@@ -376,6 +359,7 @@ def _training(data: Mapping[str, Any], training: Fields, batch: Batch, file: str
 def _precision(
     data: Mapping[str, Any], training: Fields, file: str
 ) -> tuple[Precision | None, Fp8Recipe | None]:
+    # Eras differ in where converters stand and what they are called; the format's name is part of every one of them.
     words = str(data.get("model_spec", "")) + str(_section(data, "model", file).data.get("converters", ""))
     if "nvfp4" in words.lower():
         return Precision.NVFP4, None

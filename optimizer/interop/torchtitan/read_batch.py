@@ -162,12 +162,9 @@ def read_schedule(parallelism: Fields, pp: int) -> Schedule:
     name = parallelism.text("pipeline_parallel_schedule") or "1F1B"
     schedule = SCHEDULES.get(name.lower())
     if schedule is None:
-        why = "is not modelled" if name.lower() in NOT_MODELLED else "is not known"
-        raise parallelism.fail(
-            "pipeline_parallel_schedule",
-            f"{shorten(name)!r} {why}",
-            "of 1F1B, GPipe, Interleaved1F1B, ZBVZeroBubble, DualPipeV",
-        )
+        what = f"{shorten(name)!r} is not {'modelled' if name.lower() in NOT_MODELLED else 'known'}"
+        known = "of 1F1B, GPipe, Interleaved1F1B, ZBVZeroBubble, DualPipeV"
+        raise parallelism.fail("pipeline_parallel_schedule", what, known)
     return schedule
 
 
@@ -193,11 +190,8 @@ def read_split(parallelism: Fields, pp: int, schedule: Schedule, layers: int | N
     if per_stage is not None and layers is not None:
         stages = -(-(layers + first + last) // per_stage)
         if stages % pp:
-            raise parallelism.fail(
-                "pipeline_parallel_layers_per_stage",
-                f"{stages} stages are not a multiple of pp={pp}",
-                "torchtitan refuses it",
-            )
+            what, key = f"{stages} stages are not a multiple of pp={pp}", "pipeline_parallel_layers_per_stage"
+            raise parallelism.fail(key, what, "torchtitan refuses it")
         per_rank = stages // pp
     return per_rank, [] if layers is None else _automatic(parallelism, layers, pp * per_rank, first, last)
 
@@ -208,11 +202,11 @@ def _weight(parallelism: Fields, key: str) -> int:
 
 
 def _automatic(parallelism: Fields, layers: int, stages: int, first: int, last: int) -> list[int]:
+    # Embedding and head weigh as many layers as first and last say, and earlier stages take what does not divide.
     base, extra = divmod(layers + first + last, stages)
     if base == 0 or max(first, last) > base:
-        raise parallelism.fail(
-            "pipeline_parallel_degree", f"{layers} layers leave some of {stages} stages empty"
-        )
+        what = f"{layers} layers leave some of {stages} stages empty"
+        raise parallelism.fail("pipeline_parallel_degree", what)
     counts = [base + (index < extra) for index in range(stages)]
     counts[0] -= first
     counts[-1] -= last
@@ -224,15 +218,13 @@ def _listed(parallelism: Fields, parts: list[object], pp: int, layers: int | Non
     counts, seen = [], []
     for part in parts:
         names = part if isinstance(part, list) else [part]
-        inside = [
-            int(match[1]) for name in names if isinstance(name, str) and (match := _LAYER.fullmatch(name))
-        ]
+        matches = [_LAYER.fullmatch(name) for name in names if isinstance(name, str)]
+        inside = [int(match[1]) for match in matches if match]
         counts.append(len(inside))
         seen += inside
     if not counts or len(counts) % pp:
         raise parallelism.fail(key, f"{len(counts)} parts are not a multiple of pp={pp}")
     if seen != list(range(len(seen))) or (layers is not None and len(seen) != layers):
-        raise parallelism.fail(
-            key, "layers are missing, repeated or out of order", "layers.0, layers.1, ... in stage order"
-        )
+        what = "layers are missing, repeated or out of order"
+        raise parallelism.fail(key, what, "layers.0, layers.1, ... in stage order")
     return len(counts) // pp, counts

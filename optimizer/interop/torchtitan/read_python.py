@@ -48,12 +48,8 @@ def read_python_config(text: str, file: str = "", function: str | None = None) -
         if _starts_alone(node) and _is_root(made := reader.call(module, node, {}, 0))
     }
     if function is not None and function not in found:
-        raise input_error(
-            f"no configuration function {shorten(function)!r}",
-            "one of " + ", ".join(found),
-            key="function",
-            file=file,
-        )
+        what = f"no configuration function {shorten(function)!r}"
+        raise input_error(what, "one of " + ", ".join(found), key="function", file=file)
     if function is None and len(found) != 1:
         raise _not_one(tuple(found), file)
     name = function or next(iter(found))
@@ -67,8 +63,7 @@ def _not_one(names: tuple[str, ...], file: str) -> Exception:
     if not names:
         needed = "one torchtitan configuration function"
         return input_error("no function returns a configuration", needed, file=file)
-    shown = shorten(", ".join(names))
-    what = f"several configuration functions: {shown}"
+    what = f"several configuration functions: {shorten(', '.join(names))}"
     return input_error(what, f"choose one with --function {names[0]}", key="function", file=file)
 
 

@@ -132,6 +132,7 @@ def parallelism(target: Target, era_a: bool) -> Settings:
         settings["enable_async_tensor_parallel"] = target.preset.tp_overlap and layout.tp > 1
     if layout.pp > 1:
         settings["pipeline_parallel_schedule"] = SCHEDULE_NAMES[layout.schedule]
+        # A list of modules holds whatever the automatic split would make of the layers, which is not what was priced.
         settings["module_fqns_per_model_part"] = module_lists(target, "output" if era_a else "lm_head")
         if era_a:
             settings["pipeline_parallel_microbatch_size"] = layout.micro_batch
@@ -199,15 +200,11 @@ def _toml(target: Target, family: str, flavor: str, notes: list[str]) -> Exporte
         framework=target.framework,
         version=target.version,
         files={"torchtitan.toml": text},
-        command=f"{_launch(target)} -m torchtitan.train --job.config_file ./torchtitan.toml",
+        command=f"{' '.join(torchrun_words(target))} -m torchtitan.train --job.config_file ./torchtitan.toml",
         memory_check=_memory_check(target, config),
         layout=layout,
         notes=tuple(notes),
     )
-
-
-def _launch(target: Target) -> str:
-    return " ".join(torchrun_words(target))
 
 
 def _memory_check(target: Target, config: str) -> str:
@@ -268,13 +265,13 @@ def _python(target: Target, family: str, flavor: str, known: bool, notes: list[s
         "    return cfg",
     ]
     lines = [line for line in lines if not _unused_import(line, target)]
-    name = "layoutopt_config"
+    name, launch = "layoutopt_config", " ".join(torchrun_words(target))
     module = f"MODULE={name} CONFIG={name}"
     return ExportedJob(
         framework=target.framework,
         version=target.version,
         files={"layoutopt_config.py": "\n".join(lines) + "\n"},
-        command=f"PYTHONPATH=. {_launch(target)} -m torchtitan.train --module {name} --config {name}",
+        command=f"PYTHONPATH=. {launch} -m torchtitan.train --module {name} --config {name}",
         memory_check=_memory_check(target, module),
         layout=layout,
         notes=tuple(notes),
@@ -308,29 +305,23 @@ def _converter(target: Target) -> str:
     precision, recipe = target.layout.precision, target.training.fp8_recipe
     if precision is Precision.FP8:
         return f"Float8LinearConverter.Config(recipe_name={python_text(_recipe_name(recipe or Fp8Recipe.ROWWISE))})"
-    return {
-        Precision.MXFP8: "MXFP8LinearConverter.Config()",
-        Precision.NVFP4: "NVFP4LinearConverter.Config()",
-    }.get(precision, "")
+    narrow = {Precision.MXFP8: "MXFP8LinearConverter", Precision.NVFP4: "NVFP4LinearConverter"}
+    return f"{narrow[precision]}.Config()" if precision in narrow else ""
 
 
 def _loss_classes(target: Target) -> tuple[str, ...]:
     """Classes of the loss; one with prediction layers stays the base's."""
     if target.model.mtp_layers:
         return ()
-    return (
-        ("ChunkedLossWrapper", "CrossEntropyLoss") if target.preset.loss_chunks > 1 else ("CrossEntropyLoss",)
-    )
+    return (*(("ChunkedLossWrapper",) if target.preset.loss_chunks > 1 else ()), "CrossEntropyLoss")
 
 
 def _loss(target: Target) -> list[str]:
     """Say in how many parts logits are made: base configurations make them in 8."""
     if target.model.mtp_layers:
         return []
-    whole, chunks = (
-        f"CrossEntropyLoss.Config(global_vocab_size={target.model.vocab})",
-        target.preset.loss_chunks,
-    )
+    chunks = target.preset.loss_chunks
+    whole = f"CrossEntropyLoss.Config(global_vocab_size={target.model.vocab})"
     parts = f"ChunkedLossWrapper.Config(num_chunks={chunks}, loss_fn={whole})"
     return [f"cfg.loss = {parts if chunks > 1 else whole}"]
 

@@ -5,17 +5,18 @@ Keys and defaults as in verl b178a3c (2026-01-29), ``verl/trainer/config``.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.launch.command import read_launch
 from layoutopt.optimizer.interop.launch.flags import ArgFields
 from layoutopt.optimizer.interop.launch.keys import (
+    asking,
     fsdp_job,
     hydra_values,
     megatron_job,
     model_path,
     name_unread,
+    note_token_batches,
     with_defaults,
 )
 from layoutopt.optimizer.interop.reading import importer
@@ -37,26 +38,22 @@ OWN_KEYS = (
     *(f"verl.trainer.{name}" for name in ("main_ppo", FSDP_SFT, ENGINE_SFT, *OTHER_STARTS)),
 )
 MEGATRON_KEYS = {
-    MEGATRON + "tensor_model_parallel_size": "tensor_model_parallel_size",
-    MEGATRON + "pipeline_model_parallel_size": "pipeline_model_parallel_size",
-    MEGATRON + "virtual_pipeline_model_parallel_size": "virtual_pipeline_model_parallel_size",
-    MEGATRON + "context_parallel_size": "context_parallel_size",
-    MEGATRON + "expert_model_parallel_size": "expert_model_parallel_size",
-    MEGATRON + "expert_tensor_parallel_size": "expert_tensor_parallel_size",
-    MEGATRON + "sequence_parallel": "sequence_parallel",
-    MEGATRON + "use_distributed_optimizer": "use_distributed_optimizer",
+    **{
+        MEGATRON + name: name
+        for name in (
+            "tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size",
+            "context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size", "sequence_parallel",
+            "use_distributed_optimizer",
+        )
+    },
     ACTOR + "ppo_micro_batch_size_per_gpu": "micro_batch_size",
-}
+}  # fmt: skip
 """verl's keys of the Megatron actor and Megatron's names for them."""
 
 SECTIONS = (MEGATRON + "override_transformer_config.", MEGATRON + "override_ddp_config.")
 """Sections whose keys are Megatron's own."""
 
-MEGATRON_DEFAULTS = {
-    "sequence_parallel": True,
-    "use_distributed_optimizer": True,
-    "bf16": True,
-}
+MEGATRON_DEFAULTS = {"sequence_parallel": True, "use_distributed_optimizer": True, "bf16": True}
 DATA_DEFAULTS = {
     "data.max_prompt_length": 512,
     "data.max_response_length": 512,
@@ -99,16 +96,11 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
     prompt, response = _known(fields, "data.max_prompt_length", "data.max_response_length")
     length = prompt + response if prompt and response else None
     if dynamic:
-        tokens = fields.integer(ACTOR + "ppo_max_token_len_per_gpu") or 16384
-        notes.append(
-            f"micro-batches hold up to {tokens} tokens of unequal sequences: the micro-batch is left open"
-        )
+        note_token_batches(fields.integer(ACTOR + "ppo_max_token_len_per_gpu") or 16384, notes)
     notes.append("other roles on the same GPUs (rollout, reference, critic) are not part of the actor's step")
     _note_offload(fields, notes)
     build = _megatron if _drives_megatron(command, fields) else _fsdp
-    job = build(fields, gpus, batch, length, notes)
-    asked = tuple(f"{key}: {why}" for key, why in fields.left_open.items())
-    return replace(job, missing=(*job.missing, *asked))
+    return asking(build(fields, gpus, batch, length, notes), fields.left_open)
 
 
 def _known(fields: ArgFields, *keys: str) -> list[int | None]:
@@ -118,21 +110,18 @@ def _known(fields: ArgFields, *keys: str) -> list[int | None]:
 
 def _drives_megatron(command: LaunchCommand, fields: ArgFields) -> bool:
     strategy = fields.text(ACTOR + "strategy")
+    if strategy:
+        return strategy == "megatron"
+    # The strategy is mostly the configuration's, whose name tells it: ppo_megatron_trainer.
     named = any("megatron" in word for word in command.words if word.startswith("--config-name"))
-    return (
-        strategy == "megatron" if strategy else named or any(key.startswith(MEGATRON) for key in fields.data)
-    )
+    return named or any(key.startswith(MEGATRON) for key in fields.data)
 
 
 def _note_offload(fields: ArgFields, notes: list[str]) -> None:
-    stated = [
-        name
-        for name in OFFLOADS
-        for key, on in fields.data.items()
-        if key.endswith("." + name) and on is True
-    ]
+    on = [key for key, value in fields.data.items() if value is True]
+    stated = [name for name in OFFLOADS if any(key.endswith("." + name) for key in on)]
     if stated:
-        moved = ", ".join(dict.fromkeys(stated))
+        moved = ", ".join(stated)
         notes.append(f"{moved}: states are in host memory between phases, not during the actor's step")
 
 
@@ -141,21 +130,15 @@ def _megatron(
 ) -> ImportedJob:
     named = {own: fields.data[key] for key, own in MEGATRON_KEYS.items() if key in fields.data}
     for section in SECTIONS:
-        named |= {
-            key.removeprefix(section): value for key, value in fields.data.items() if key.startswith(section)
-        }
+        own = {key: value for key, value in fields.data.items() if key.startswith(section)}
+        named |= {key.removeprefix(section): value for key, value in own.items()}
     named |= {"global_batch_size": batch, "seq_length": length}
     values = with_defaults(named, MEGATRON_DEFAULTS, notes)
     mine = [key for key in fields.data if key.startswith(MEGATRON)]
-    name_unread(
-        mine, [*MEGATRON_KEYS, *(key for key in mine if key.startswith(SECTIONS) or _moves(key))], notes
-    )
-    return megatron_job(
-        ArgFields(values, file=fields.file, unsaid=fields.unsaid),
-        gpus,
-        notes,
-        path=model_path(fields, "actor_rollout_ref.model.path"),
-    )
+    known = [key for key in mine if key.startswith(SECTIONS) or _moves(key)]
+    name_unread(mine, [*MEGATRON_KEYS, *known], notes)
+    own_fields = ArgFields(values, file=fields.file, unsaid=fields.unsaid)
+    return megatron_job(own_fields, gpus, notes, path=model_path(fields, "actor_rollout_ref.model.path"))
 
 
 def _moves(key: str) -> bool:
@@ -179,6 +162,7 @@ def _fsdp(
         global_batch=batch,
         sequence_length=length,
         cp=cp,
+        # -1, the default, shards over all ranks; 1 leaves every rank a whole copy
         shard=size if size is not None and size > 0 else None,
         zero=0 if size == 1 else 2 if data.get(FSDP_KEYS[3]) is False else 3,
         recompute=data.get(FSDP_KEYS[4]) is not False,

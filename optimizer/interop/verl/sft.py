@@ -6,17 +6,18 @@ as in 1dda039 (2026-08-22, ``config/sft_trainer_engine.yaml``).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.interop.launch.adapters import AdapterKeys, read_adapter
 from layoutopt.optimizer.interop.launch.flags import ArgFields
 from layoutopt.optimizer.interop.launch.keys import (
+    asking,
     fsdp_job,
     hydra_values,
     model_path,
     name_unread,
+    note_token_batches,
     with_defaults,
 )
 from layoutopt.optimizer.interop.reading import shorten
@@ -65,11 +66,8 @@ def sft_job(command: LaunchCommand, trainer: str, file: str) -> ImportedJob:
     size = fields.integer(SHARD, least=-1)
     if any(key.endswith(OFFLOADS) and on is True for key, on in values.items()):
         notes.append("states in host memory are not modelled; memory is overestimated")
-    name_unread(
-        [key for key in values if not key.endswith(OFFLOADS)],
-        [*ULYSSES, RESHARD, SHARD, CHECKPOINTING, MICRO],
-        notes,
-    )
+    known = [*ULYSSES, RESHARD, SHARD, CHECKPOINTING, MICRO]
+    name_unread([key for key in values if not key.endswith(OFFLOADS)], known, notes)
     job = fsdp_job(
         notes=notes,
         path=model_path(fields, "model.partial_pretrain", "model.path"),
@@ -85,8 +83,7 @@ def sft_job(command: LaunchCommand, trainer: str, file: str) -> ImportedJob:
         cp_comm=CpComm.A2A if cp > 1 else None,
         adapter=read_adapter(fields, "lora", LORA, notes) if fields.integer("model.lora_rank") else None,
     )
-    asked = tuple(f"{key}: {why}" for key, why in fields.left_open.items())
-    return replace(job, missing=(*job.missing, *asked))
+    return asking(job, fields.left_open)
 
 
 def _stated_gpus(fields: ArgFields) -> int | None:
@@ -97,10 +94,7 @@ def _stated_gpus(fields: ArgFields) -> int | None:
 def _micro_batch(fields: ArgFields, trainer: str, notes: list[str]) -> int | None:
     """Return sequences of a micro-batch; ``sft_trainer`` fills micro-batches by tokens unless told not to."""
     if trainer == ENGINE_SFT and fields.raw("data.use_dynamic_bsz") is not False:
-        tokens = fields.integer("data.max_token_len_per_gpu", least=1) or TOKENS_PER_GPU
-        notes.append(
-            f"micro-batches hold up to {tokens} tokens of unequal sequences: the micro-batch is left open"
-        )
+        note_token_batches(fields.integer("data.max_token_len_per_gpu", least=1) or TOKENS_PER_GPU, notes)
         return None
     stated = fields.integer(MICRO, least=1)
     if stated is None and not fields.is_open(MICRO):
