@@ -130,7 +130,21 @@ class Ranks:
             return [], None
         if self.rule.recomputation is Recomputation.ALL_OR_NONE:
             return [0], self.total
-        return list(range(self.total)), self.total
+        first = self._fewest_recomputed()
+        return [0, *range(first, self.total)], max(first, self.total)
+
+    def _fewest_recomputed(self) -> int:
+        """Return the least number above 0 with which the memory may hold the model, whatever time it takes.
+
+        The more blocks are recomputed the more fit; recomputing none needs no buffer for it.
+        """
+        allowed, low, high = self._within_limits(), 0, self.total
+        kinds = np.repeat(self.counts[:, None] > 0, self.pp, axis=1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            _, fits = self._least_recomputed(middle, kinds, memory=True)
+            low, high = (middle, high) if closed(allowed & fits, self.total) is None else (low, middle)
+        return high
 
     def options(self, number: int | None, below_s: float, *, memory: bool = True) -> list[Options] | None:
         """List every rank's options that its floor leaves below a step time; None where the ranks can't hold the model.
