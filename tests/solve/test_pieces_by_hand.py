@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import combinations, pairwise, product
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
-from checks.operations import with_operations
+from checks.plain_terms import terms_of
 
 from layoutopt.optimizer.cost.batch import batch_of
 from layoutopt.optimizer.frameworks.stage_rule import (
@@ -54,27 +54,6 @@ from layoutopt.optimizer.solve.splits import (
 )
 from layoutopt.optimizer.specs.layout import Layout
 from layoutopt.optimizer.specs.vocabulary import Schedule
-
-if TYPE_CHECKING:
-    from layoutopt.optimizer.cost.terms import StageTerms
-
-
-def terms_of(
-    pp: list[int], vp: list[int], folded: list[int] | None = None, kinds: int = 1, **more: Any
-) -> StageTerms:
-    """Plain terms of some shapes: a block takes a second and a byte, and nothing else does."""
-    n, depth = len(pp), max(pp)
-    each, none = np.ones((n, kinds)), np.zeros(n)
-    fields: dict[str, Any] = {
-        "pp": np.array(pp), "vp": np.array(vp), "folded": np.array(folded or [0] * n, dtype=bool),
-        "micro_batches": np.full(n, 8), "layer_s": each, "recompute_s": 0.25 * each, "first_s": none, "last_s": none,
-        "bubble_weight": np.ones(n), "fixed_s": none, "layer_state_bytes": each, "layer_activation_bytes": 4.0 * each,
-        "recomputed_activation_bytes": each, "first_bytes": none, "last_bytes": none, "common_bytes": none,
-        "flight_bytes": none, "recompute_transient_bytes": none, "capacity_bytes": np.full(n, 1e3),
-        "in_flight": np.where(np.arange(depth) < np.array(pp)[:, None], 1.0, 0.0),
-        "may_recompute": np.ones(n, dtype=bool),
-    }  # fmt: skip
-    return with_operations(**(fields | more))
 
 
 def found(step_s: float) -> Found:
