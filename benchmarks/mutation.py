@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import compileall
 import importlib
 import json
 import math
@@ -237,7 +238,7 @@ def survives(mutant: Mutant, copy: Path, tests: list[str], limit_s: float) -> bo
     if not tests:
         return True
     place = copy / mutant.file.relative_to(ROOT)
-    original = place.read_text("utf-8")
+    original, before = place.read_text("utf-8"), place.stat()
     place.write_text(mutant.source, encoding="utf-8")
     # A fork has what was loaded before: pytest and libraries, which take longer to import than most tests to run.
     context = multiprocessing.get_context("fork")
@@ -250,7 +251,24 @@ def survives(mutant: Mutant, copy: Path, tests: list[str], limit_s: float) -> bo
         child.join()
     finally:
         place.write_text(original, encoding="utf-8")
+        # As old as what was compiled of it, which is valid again.
+        os.utime(place, ns=(before.st_atime_ns, before.st_mtime_ns))
     return child.exitcode == 0
+
+
+def compiled_copy(folder: Path) -> Path:
+    """Copy the checkout and compile it with its tests: most of what a mutant takes would be compiling them again."""
+    copy = folder / "copy"
+    ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis")
+    shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
+    paths = os.pathsep.join((str(copy / "src"), str(copy / "tests")))
+    compileall.compile_dir(copy / "optimizer", quiet=1)
+    collect = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
+    subprocess.run(
+        [*collect, *(f"tests/{name}" for name in TESTS)],
+        cwd=copy, env=os.environ | {"PYTHONPATH": paths}, stdout=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    return copy
 
 
 def _run(copy: Path, tests: list[str], limit_s: int) -> None:
@@ -288,9 +306,7 @@ def try_all(
     end = time.monotonic() + 60 * minutes
     known: dict[str, bool] = json.loads(found.read_text("utf-8")) if found and found.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "copy"
-        ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache", ".hypothesis")
-        shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
+        copy = compiled_copy(Path(folder))
         for number, mutant in enumerate(chosen, 1):
             if mutant.name in known:
                 continue
