@@ -32,7 +32,7 @@ from layoutopt.optimizer.solve.explain.infeasible import (
 )
 from layoutopt.optimizer.solve.explain.least_memory import LeastMemory, _Candidates, _distinct, peak_floor
 from layoutopt.optimizer.solve.inputs import Question
-from layoutopt.optimizer.solve.plan import SolveOptions
+from layoutopt.optimizer.solve.plan import SolveOptions, Suggestion
 from layoutopt.optimizer.solve.search.demands import NO_DEMANDS
 from layoutopt.optimizer.space.options import SpaceOptions
 from layoutopt.optimizer.specs.layout import Layout
@@ -138,9 +138,10 @@ def test_stages_that_no_split_fills(dark: Any) -> None:
 
 def test_an_explanation_that_was_cut_short_says_so(dark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that was not says nothing of time."""
-    monkeypatch.setattr(infeasible, "suggestions", lambda question, stopped: ("one",))
+    one = (Suggestion(option="allow", value="x", effect="y"),)
+    monkeypatch.setattr(infeasible, "suggestions", lambda question, stopped: one)
     whole = explain_infeasible(asked(), dark.source, lambda: False)
-    assert not whole.cut_short and CUT_SHORT not in whole.message and whole.suggestions == ("one",)
+    assert not whole.cut_short and CUT_SHORT not in whole.message and whole.suggestions == one
     assert explain_infeasible(asked(), dark.source) == whole
     late = explain_infeasible(asked(), dark.source, lambda: True)
     assert late.cut_short and late.message.endswith(f"; {CUT_SHORT}")

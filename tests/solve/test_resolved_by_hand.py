@@ -12,6 +12,7 @@ import pytest
 
 from layoutopt.optimizer.cost.batch import batch_of
 from layoutopt.optimizer.cost.estimate import estimate
+from layoutopt.optimizer.cost.factory import CostKind
 from layoutopt.optimizer.cost.memory import usable_bytes
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.frameworks.switches import BY_NAME
@@ -155,10 +156,11 @@ def test_what_a_switch_is_worth_is_its_price_without() -> None:
     worth = worth_of_switches(cost, staged, cost_price)
     # Of a dense model expert traffic is nothing that a switch acts on.
     assert set(worth) == {"tp_overlap", "dp_overlap", "param_overlap"}
-    for name, changed in (
+    changes: tuple[tuple[str, dict[str, Any]], ...] = (
         ("tp_overlap", {"tp_overlap": False}), ("param_overlap", {"param_overlap": False}),
         ("dp_overlap", {"dp_overlap": False, "param_overlap": False}),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for name, changed in changes:
         without = estimate(cost, replace(staged, switches=replace(staged.switches, **changed)))
         assert worth[name] == without.step_time_s / cost_price.step_time_s - 1.0
     assert worth["dp_overlap"] > 0
@@ -181,7 +183,7 @@ def solve_stages(layout: Layout) -> tuple[Any, ...]:
 def test_room_for_a_layout_that_is_not_borderline() -> None:
     """A twentieth less of what tensors may take."""
     question = asked()
-    for own in (question, replace(question, options=replace(question.options, cost="simple"))):
+    for own in (question, replace(question, options=replace(question.options, cost=CostKind.SIMPLE))):
         cost = cost_of(own)
         before = usable_bytes(own.cluster, cost.preset, ideal=cost.ideal)
         after = usable_bytes(with_room(own).cluster, cost.preset, ideal=cost.ideal)
@@ -284,9 +286,10 @@ def test_a_stopped_patient_tries_nothing() -> None:
     """And one that is asked to go on does."""
     question = asked()
     layout = Layout(tp=8, sp=True, zero=1, micro_batches=64)
-    for stop, expected in ((True, False), (False, True)):
-        patient = Patient(question=question, layout=layout, estimate=None, should_stop=lambda stop=stop: stop)
-        assert (patient.solve((), question) is not None) is expected
+    stopped = Patient(question=question, layout=layout, estimate=None, should_stop=lambda: True)
+    assert stopped.solve((), question) is None
+    going = Patient(question=question, layout=layout, estimate=None, should_stop=lambda: False)
+    assert going.solve((), question) is not None
     roomy = Patient(question=question, layout=layout, estimate=None, borderline=True).solve((), question)
     plain = Patient(question=question, layout=layout, estimate=None).solve((), question)
     assert roomy is not None and plain is not None

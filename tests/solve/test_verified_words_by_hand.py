@@ -54,8 +54,16 @@ def test_values_of_a_restriction_on_one_line() -> None:
 
 def test_restrictions_of_the_space_one_by_one() -> None:
     """What is asked as by default is left out; every limit has its own words."""
-    default = {"fix": {}, "forbid": {}, "max": {}, "min": {}, "run": {}, "software": None, "allow_idle": None}
-    changed = {
+    default: dict[str, Any] = {
+        "fix": {},
+        "forbid": {},
+        "max": {},
+        "min": {},
+        "run": {},
+        "software": None,
+        "allow_idle": None,
+    }
+    changed: dict[str, Any] = {
         "fix": {"tp": [1, 2]}, "forbid": {"zero": [3]}, "max": {"pp": 4}, "min": {"dp": 2}, "run": {"idle_gpus": True},
         "software": "core 0.15", "allow_idle": None, "require": ["tp <= 4", "cp == 1"], "allow": ["offload"],
     }  # fmt: skip
@@ -96,10 +104,10 @@ def test_names_that_mean_something_else() -> None:
     assert told == (TRAINER, "a cluster that is not the built-in h100x8: reserve_bytes")
     own = replace(smaller, name="mine")
     assert restrictions(Question(workload=WORKLOAD, cluster=own, options=SolveOptions())) == (TRAINER,)
-    own = "a model that is not the built-in llama3-8b: hidden, heads, kv_heads, vocab"
+    words = "a model that is not the built-in llama3-8b: hidden, heads, kv_heads, vocab"
     four = {"hidden": 64, "heads": 3, "kv_heads": 1, "vocab": 7}
-    assert named(**four) == own
-    assert named(**four, tied_embeddings=True) == f"{own} and more"
+    assert named(**four) == words
+    assert named(**four, tied_embeddings=True) == f"{words} and more"
 
 
 def named(**changes: Any) -> str:
@@ -123,7 +131,8 @@ def test_arithmetic_of_impossible_inputs_is_bad_input() -> None:
         raise KeyboardInterrupt
     with _bad_inputs(""):
         assert np.float64(1.0) / np.float64(0.0) == inf
-    for plain in ([], {}, {"inputs": []}):
+    nothing: tuple[object, ...] = ([], {}, {"inputs": []})
+    for plain in nothing:
         with pytest.raises(InputError, match="a plan is a mapping with inputs"):
             verify_written(plain, None)  # type: ignore[arg-type]
 
