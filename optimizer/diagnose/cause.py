@@ -113,4 +113,5 @@ def cause(kind: CauseKind, about: str, seconds: float, words: str, *evidence: st
 
 def by_seconds(found: Iterable[Cause]) -> tuple[Cause, ...]:
     """Order causes, the largest first, but for another number of micro-batches."""
+    # Another number of micro-batches makes every other term differ, whatever its own seconds.
     return tuple(sorted(found, key=lambda cause: (cause.kind is not CauseKind.MICRO_BATCHES, -cause.seconds)))

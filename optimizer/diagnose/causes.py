@@ -78,6 +78,7 @@ def _micro_batches(found: Findings) -> Iterator[Cause]:
     counts = []
     for terms in found.ranks:
         layers = found.expected.of(terms.rank).layers
+        # Of one name: attention may be several kernels a layer, and their sum would count every layer twice.
         calls = max(
             (
                 use.calls
@@ -93,6 +94,7 @@ def _micro_batches(found: Findings) -> Iterator[Cause]:
         yield cause(
             CauseKind.MICRO_BATCHES,
             "micro_batches",
+            # It may make the step no longer at all, and is what has to be known first.
             max(abs(found.difference.gap_s), found.least_s),
             f"{seen:.4g} micro-batches ran in a step, the plan has {planned}",
             f"attention's forward kernels: {seen:.4g} per layer and step",
@@ -151,6 +153,7 @@ def _recomputation(found: Findings) -> Iterator[Cause]:
 def _attention(found: Findings) -> Iterator[Cause]:
     scores = found.mean_s(part=Activity.SCORES)
     if found.is_unfused and found.expected.cost.training.flash:
+        # Unfused attention multiplies its scores in plain matrix kernels: those count with it on both sides.
         before = sum(found.predicted_s(part=part) for part in (Activity.ATTENTION, Activity.GEMM))
         now = sum(found.mean_s(part=part) for part in (Activity.ATTENTION, Activity.GEMM, Activity.SCORES))
         yield cause(
@@ -196,6 +199,7 @@ def _kernels(found: Findings) -> Iterator[Cause]:
     """Name a kind of kernel that takes longer than predicted on the middle rank, recomputation aside."""
     phases = (Component.FORWARD, Component.BACKWARD, Component.OPTIMIZER)
     for part in (one for one in KERNELS if one not in (Activity.SCORES, Activity.DROPOUT)):
+        # Its scores are in these kernels, so that they are slow for a reason that is named already.
         if found.is_unfused and part in (Activity.GEMM, Activity.ATTENTION):
             continue
         ratios, excess = [], []
@@ -206,6 +210,7 @@ def _kernels(found: Findings) -> Iterator[Cause]:
             if before > 0:
                 ratios.append(now / before)
                 excess.append(now - before)
+        # The middle rank: a slow GPU is a cause of its own, and no slow kernel.
         if ratios and median(ratios) > LEAST_RATIO:
             seconds = median(excess)
             bound = "memory bandwidth" if part in MEMORY_BOUND else "arithmetic"
@@ -251,6 +256,7 @@ def _traffic(found: Findings) -> Iterator[Cause]:
         moved_s = sum(one.transfer_ns for one in whole) / steps * 1e-9
         whole_s = sum(_price_s(found.expected, one) for one in whole) / steps
         price_s = sum(_price_s(found.expected, one) for one in mine) / steps
+        # Only calls whose members are all given tell a speed: of others a wait would count as a slow link.
         ratio = moved_s / whole_s if whole_s else 1.0
         rates = tuple(_rates(found.expected, whole))
         if ratio > LINK_RATIO:
@@ -327,6 +333,7 @@ def _host(found: Findings) -> Iterator[Cause]:
         f"{launches:,.0f} launches a step and rank, the device waits {format_seconds(each)} for each in the mean",
     )
     preset = found.expected.cost.preset.switched(found.expected.layout.switches)
+    # With graphs in the plan and none replayed the reason is known, and it is no slow host.
     planned = preset.cuda_graph is not CudaGraph.NONE
     if planned and not any(terms.graphs for terms in found.ranks):
         yield cause(
@@ -352,6 +359,7 @@ def _longest(found: Findings, part: Activity, most: int = 1) -> Iterator[str]:
     for use in (use for terms in found.ranks for use in terms.kernels if use.part is part):
         if use.name not in uses or use.busy_ns > uses[use.name].busy_ns:
             uses[use.name] = use
+    # A kernel's mangled name goes on for hundreds of letters; the first tell which it is.
     for longest in sorted(uses.values(), key=lambda use: -use.busy_ns)[:most]:
         each = longest.busy_ns / longest.calls * 1e-9
         shape, rate = longest.product, longest.flops_per_s

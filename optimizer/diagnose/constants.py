@@ -118,6 +118,7 @@ def calibrate_terms(
     if not isinstance(found, LogDiagnosis) and found.other_gpu:
         raise input_error(found.other_gpu, "profiles of this cluster's GPU", key="calibrate")
     open_words = ""
+    # The source stands in the cluster's file: whoever reads it later sees on how much a constant rests.
     if isinstance(found, LogDiagnosis):
         source = f"a log of {found.profile.steps_words}"
         values, fits = _fitted(_log_terms(found, framework), [found], found.expected, reprice, present)
@@ -179,6 +180,7 @@ def _fitted(
     """Fit the terms' constants one after another; return all values and the fits."""
     values, fits = dict(present), list[TermFit]()
     for term in terms:
+        # With the constants found so far: terms of kernels come first, since the others lie beside them.
         fit = fit_term(term, measured, reprice, values, expected)
         if fit is not None:
             fits.append(fit)
@@ -221,6 +223,7 @@ def _log_terms(found: LogDiagnosis, framework: Framework) -> list[MeasuredTerm[L
     rows = [row.spans for row in found.difference.rows]
     terms = []
     for name, spans in listed:
+        # A row of several spans tells only their sum, which is no term of one constant but the scale of all.
         mine = {span for held in rows if set(held) & set(spans) for span in held}
         if name == TIME_SCALE or mine == set(spans):
             terms.append(_of_spans(name, tuple(span for span in LoggedSpan if span in mine)))
@@ -246,6 +249,7 @@ def _terms(found: Diagnosis, framework: Framework) -> list[MeasuredTerm[RankTerm
     assert found.expected is not None
     cluster, constants = found.expected.cost.cluster, found.expected.cost.constants
     gpu = cluster.gpu
+    # Some chips have a share of their own; the others take that of their generation.
     streaming = gpu.architecture if constants.has("hbm_fraction", gpu.architecture) else gpu.generation.name
     unfused = any(cause.kind is CauseKind.UNFUSED_ATTENTION for cause in found.causes)
     terms = [
@@ -260,6 +264,7 @@ def _terms(found: Diagnosis, framework: Framework) -> list[MeasuredTerm[RankTerm
         _of_component(f"host_layer_s.{framework.value}", Component.HOST, Activity.LAUNCH),
         _of_component(f"host_step_s.{framework.value}", Component.STEP, Activity.LAUNCH),
     ]
+    # The scores' multiplications are among those kernels: constants would be bent to an attention that is not fused.
     hidden = ("gemm_cap", "attention_speed") if unfused else ()
     return [term for term in terms if not term.name.startswith(hidden or "-")]
 

@@ -160,11 +160,13 @@ def diagnose(
     ``layout`` has explicit stages, ``cost`` prices it; both None only measures. Raises ``InputError`` for profiles that
     cannot be of one job, or of this plan.
     """
+    # Files come in any order; ranks are listed by number.
     profiles = tuple(sorted(profiles, key=lambda profile: profile.rank))
     _check(profiles, layout)
     if layout is not None:
         profiles = tuple(with_axes(profile, layout) for profile in profiles)
     staged = any(group.axis == "pp" and group.members > 1 for one in profiles for group in one.groups)
+    # Without a plan the profile itself has to say how weights are kept: by gathers in backward.
     sharded = any(map(is_sharded, profiles)) if layout is None else layout.zero == 3
     matched = match(profiles)
     ranks = tuple(
@@ -273,6 +275,7 @@ def _overlaps(ranks: Sequence[RankTerms], expected: Expectation | None) -> tuple
             if (one.axis, one.kind, one.ranks, one.whole) == (axis, kind, members, whole)
         ]
         steps = sum(count for _, count in mine)
+        # One call of unknown size makes the sum unknown, and a rate from the others would be too low.
         total = sum(one.bytes for one, _ in mine) if all(one.bytes >= 0 for one, _ in mine) else None
         moved_s = sum(one.transfer_ns for one, _ in mine) * 1e-9
         calls = sum(one.calls for one, _ in mine)

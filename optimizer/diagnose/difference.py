@@ -91,6 +91,7 @@ def share_of(term_s: float, gap_s: float) -> float | None:
 
 def difference(ranks: Sequence[RankTerms], expected: Expectation) -> StepDifference[Row]:
     """Compare measured ranks with what the plan says of their stages, in the mean over the ranks."""
+    # Each rank beside its own stage: of a profile of one stage the other stages' plan says nothing.
     predicted = [expected.of(terms.rank) for terms in ranks]
     measured_s = fmean(terms.step_s for terms in ranks)
     gap_s = measured_s - expected.step_s

@@ -87,12 +87,14 @@ def _fitting(group: ProcessGroup, planned: Sequence[PlannedGroup], kind: str) ->
         mine = [one for one in planned if one.axis is group.axis and group.size in (0, len(one.ranks))]
     elif group.ranks:
         members = set(group.ranks)
+        # torch cuts long lists of ranks short, so that a part of a group stands for it where nothing equals it.
         mine = [one for one in planned if set(one.ranks) == members] or [
             one for one in planned if set(one.ranks) > members
         ]
     else:
         mine = [one for one in planned if group.size in (0, len(one.ranks))]
     mine = _typical(mine, kind)
+    # A guess between two axes would blame one of them for the other's traffic: the user is asked instead.
     if len({one.axis for one in mine}) != 1:
         return group
     same = len({one.ranks for one in mine}) == 1

@@ -19,6 +19,7 @@ def merged(start: IntArray, end: IntArray) -> Intervals:
     start, end = start[kept], end[kept]
     if not len(start):
         return start, end
+    # The reach so far, not the last end: a long interval may hold many that begin after it.
     order = np.argsort(start, kind="stable")
     start, reach = start[order], np.maximum.accumulate(end[order])
     first = np.concatenate([[True], start[1:] > reach[:-1]])
@@ -65,6 +66,7 @@ def enclosed(outer: Intervals, start: IntArray, end: IntArray) -> NDArray[np.boo
 
 def overlap(first: Intervals, second: Intervals) -> int:
     """Return the nanoseconds that two sets of disjoint, ordered intervals share."""
+    # By the sizes of both and of their union: no pairs are looked at, of which there may be billions.
     union = merged(np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]]))
     return length(first) + length(second) - length(union)
 
@@ -80,6 +82,7 @@ def shares(start: IntArray, end: IntArray, code: IntArray, low: int, high: int, 
     cuts = np.unique(np.concatenate([[low, high], start, end]).astype(np.int64))
     best = np.full(len(cuts) - 1, codes)
     first, last = np.searchsorted(cuts, start), np.searchsorted(cuts, end)
+    # From the last code to the first, so that what counts before writes over what counts after.
     for one in np.unique(code)[::-1]:
         mine, change = code == one, np.zeros(len(cuts), dtype=np.int64)
         np.add.at(change, first[mine], 1)

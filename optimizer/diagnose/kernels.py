@@ -39,6 +39,7 @@ def _first(table: str, name: str) -> Mapping[str, str] | None:
 def kernel_kind(name: str) -> KernelKind:
     """Class a kernel, or an operator of a run without a GPU, by its name."""
     entry = _first("kernels", name)
+    # Every vendor and compiler has names of its own: what is not known is said apart, not guessed.
     if entry is None:
         return KernelKind(part=Activity.OTHER, phase=None)
     phase = Phase[entry["phase"].upper()] if "phase" in entry else None

@@ -11,10 +11,10 @@ from layoutopt.optimizer.diagnose.cause import (
     LEAST_RATIO,
     LEAST_SHARE,
     LINK_RATIO,
-    REMEDIES,
     Cause,
     CauseKind,
     by_seconds,
+    cause,
 )
 from layoutopt.optimizer.diagnose.logged import (
     PASSES,
@@ -74,6 +74,7 @@ def diagnose_log(profile: LoggedProfile, cost: CostModel, layout: Layout) -> Log
     _check(profile, cost, layout)
     expected = expectation(cost, layout)
     apart = span_difference(profile, expected)
+    # A step above the GPUs' peak is of another batch or model, and every term of it would be "faster".
     require_possible(cost, layout.gpus, apart.measured_s, file=profile.source)
     return LogDiagnosis(
         profile=profile,
@@ -174,7 +175,7 @@ def causes_in_log(
     """Return the causes that a log's timers show, the largest first."""
     log = _Log(profile=profile, expected=expected, apart=apart)
     least_s = LEAST_SHARE * expected.step_s
-    named = [cause for rule in RULES for cause in rule(log) if cause.seconds >= least_s]
+    named = [one for rule in RULES for one in rule(log) if one.seconds >= least_s]
     return by_seconds([*named, *unexplained(apart, named)])
 
 
@@ -187,6 +188,7 @@ def slowest_passes(profile: LoggedProfile, expected: Expectation) -> SlowPasses 
     if least_s == most_s:
         return None
     planned = [stage.seconds(Component.FORWARD) for stage in expected.stages]
+    # Stages hold different layers by plan: only what is beyond that sets ranks apart.
     ratio = most_s / least_s / (max(planned) / min(planned) if min(planned) else 1.0)
     ranks = profile.rank_timers_s.get(name, {})
     rank = max(ranks, key=lambda one: ranks[one] / planned[expected.stage_of(one)], default=None)
@@ -196,13 +198,12 @@ def slowest_passes(profile: LoggedProfile, expected: Expectation) -> SlowPasses 
 def _data(log: _Log) -> Iterator[Cause]:
     row = log.row(LoggedSpan.DATA)
     if row is not None:
-        yield Cause(
-            kind=CauseKind.DATA_LOADER,
-            about="data loader",
-            seconds=row.measured_s,
-            words=f"batches take {format_seconds(row.measured_s)} of a step",
-            evidence=("timer batch-generator",),
-            remedy=REMEDIES[CauseKind.DATA_LOADER],
+        yield cause(
+            CauseKind.DATA_LOADER,
+            "data loader",
+            row.measured_s,
+            f"batches take {format_seconds(row.measured_s)} of a step",
+            "timer batch-generator",
         )
 
 
@@ -211,15 +212,14 @@ def _ranks(log: _Log) -> Iterator[Cause]:
     if slow is None or slow.ratio <= SLOWER:
         return
     who = "one rank" if slow.rank is None else f"rank {slow.rank}"
+    # A timer holds experts and all else: which of the two is slow it does not tell.
     experts = log.expected.cost.model.moe is not None
-    yield Cause(
-        kind=CauseKind.SLOW_RANK,
-        about=who,
-        seconds=slow.seconds,
-        words=f"forward passes of {who} take {slow.ratio:.2f} times those of the fastest, stages aside",
-        evidence=(f"a slow GPU, or experts that get more tokens: {TRACES}",)
-        if experts
-        else ("the others wait for it",),
+    yield cause(
+        CauseKind.SLOW_RANK,
+        who,
+        slow.seconds,
+        f"forward passes of {who} take {slow.ratio:.2f} times those of the fastest, stages aside",
+        f"a slow GPU, or experts that get more tokens: {TRACES}" if experts else "the others wait for it",
         remedy="that GPU's clocks, temperature and power limit; --timing-log-option all lists ranks (Megatron-LM)",
     )
 
@@ -233,19 +233,17 @@ def _passes(log: _Log) -> Iterator[Cause]:
             _slow(row.words, row.ratio, row.gap_s) for row in both if row.ratio and row.ratio > LEAST_RATIO
         )
         return
+    # Forward's ratio is what speed explains: a slow GPU slows both directions alike, and only recomputation one of them.
     again_s = backward.measured_s - backward.predicted_s * forward.ratio
     recompute = log.expected.layout.recompute
     if backward.ratio > LEAST_RATIO * forward.ratio and recompute.granularity is not Granularity.FULL:
-        yield Cause(
-            kind=CauseKind.RECOMPUTATION,
-            about="recompute",
-            seconds=again_s,
-            words=f"backward takes {format_seconds(again_s)} more than forward's speed explains: recomputation",
-            evidence=(
-                f"backward {format_seconds(backward.measured_s)}, forward {format_seconds(forward.measured_s)} of a step; "
-                f"the plan has {backward.predicted_s / forward.predicted_s:.2f} times forward",
-            ),
-            remedy=REMEDIES[CauseKind.RECOMPUTATION],
+        yield cause(
+            CauseKind.RECOMPUTATION,
+            "recompute",
+            again_s,
+            f"backward takes {format_seconds(again_s)} more than forward's speed explains: recomputation",
+            f"backward {format_seconds(backward.measured_s)}, forward {format_seconds(forward.measured_s)} of a step; "
+            f"the plan has {backward.predicted_s / forward.predicted_s:.2f} times forward",
         )
     if forward.ratio > LEAST_RATIO:
         slower = min(forward.ratio, backward.ratio)
@@ -256,12 +254,12 @@ def _passes(log: _Log) -> Iterator[Cause]:
 
 
 def _slow(words: str, ratio: float, seconds: float) -> Cause:
-    return Cause(
-        kind=CauseKind.SLOW_KERNELS,
-        about="passes",
-        seconds=seconds,
-        words=f"{words} {'takes' if words == WHOLE else 'take'} {ratio:.2f} times as long as predicted",
-        evidence=(f"kernels, the layers' traffic or the host: {TRACES}",),
+    return cause(
+        CauseKind.SLOW_KERNELS,
+        "passes",
+        seconds,
+        f"{words} {'takes' if words == WHOLE else 'take'} {ratio:.2f} times as long as predicted",
+        f"kernels, the layers' traffic or the host: {TRACES}",
         remedy="traces of a few ranks; or calibrate, if all layouts of this machine show it",
     )
 
@@ -271,19 +269,18 @@ def _gradients(log: _Log) -> Iterator[Cause]:
     row = log.row(LoggedSpan.GRADIENTS)
     if row is None or row.gap_s <= 0 or not row.measured_s:
         return
+    # What takes longer than all of its calls one after another can't be missing overlap alone.
     whole_s = max(_whole_s(log.expected), row.predicted_s)
     slow = row.measured_s > LINK_RATIO * whole_s
     what = row.words if row in log.apart.rows else "gradient sums"
-    yield Cause(
-        kind=CauseKind.SLOW_LINK if slow else CauseKind.NO_OVERLAP,
-        about=Axis.DP.value,
-        seconds=row.gap_s,
-        words=f"{what} take {format_seconds(row.measured_s)} of a step beside the passes: "
+    yield cause(
+        CauseKind.SLOW_LINK if slow else CauseKind.NO_OVERLAP,
+        Axis.DP.value,
+        row.gap_s,
+        f"{what} take {format_seconds(row.measured_s)} of a step beside the passes: "
         + ("longer than all of that traffic" if slow else "they are not overlapped"),
-        evidence=(
-            f"{format_seconds(row.predicted_s)} predicted beside the passes, {format_seconds(whole_s)} for all of it alone",
-        ),
-        remedy=REMEDIES[CauseKind.SLOW_LINK] if slow else FLAGS[Axis.DP],
+        f"{format_seconds(row.predicted_s)} predicted beside the passes, {format_seconds(whole_s)} for all of it alone",
+        remedy="" if slow else FLAGS[Axis.DP],
     )
 
 
@@ -309,17 +306,18 @@ def _others(log: _Log) -> Iterator[Cause]:
     )  # fmt: skip
     for span, kind, words, remedy in known:
         row = next((row for row in log.rows if row.spans[-1] is span and len(row.spans) < 3), None)
+        # A sum of three spans or more says nothing of the one that it would be named after.
         if row is not None and (row.ratio is None or row.ratio > LEAST_RATIO):
             if len(row.spans) > 1:
                 words = row.words
             elif row not in log.apart.rows and log.expected.layout.zero:
                 words = f"{words} with gathers of weights"
-            yield Cause(
-                kind=kind,
-                about=span.value,
-                seconds=row.gap_s,
-                words=f"{words} took {format_seconds(row.measured_s)}, {format_seconds(row.predicted_s)} predicted",
-                evidence=(f"timers of {log.profile.trainer}, {log.profile.steps_words}",),
+            yield cause(
+                kind,
+                span.value,
+                row.gap_s,
+                f"{words} took {format_seconds(row.measured_s)}, {format_seconds(row.predicted_s)} predicted",
+                f"timers of {log.profile.trainer}, {log.profile.steps_words}",
                 remedy=remedy,
             )
 

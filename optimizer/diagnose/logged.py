@@ -123,6 +123,7 @@ def step_seconds(profile: LoggedProfile, expected: Expectation) -> float:
     Raises ``InputError`` where neither is there nor timers of whole steps.
     """
     training = expected.cost.training
+    # In order of trust: a stated time, a rate over the plan's batch, and timers, which leave out what no timer brackets.
     if profile.step_s:
         return profile.step_s
     if profile.tokens_s_gpu:
@@ -151,6 +152,7 @@ def span_difference(profile: LoggedProfile, expected: Expectation) -> StepDiffer
             what = f"has timers that add up to {step_s - seconds:.4g} s in steps of {step_s:.4g} s"
             raise input_error(what, "the log of one run, whose timers are of its steps", file=profile.source)
         was = sum(planned[span] for span in spans)
+        # Spans that the plan has nothing in would make a row look as if it told less than it does.
         shown = tuple(span for span in spans if planned[span] > UNTOLD_S) or spans[:1]
         share = share_of(seconds - was, gap_s)
         rows.append(SpanRow(spans=shown, predicted_s=was, measured_s=seconds, gap_share=share))
@@ -189,6 +191,7 @@ def _spans_of(stage: PredictedStage, times: Sequence[StageTimes]) -> dict[Logged
             sum(_in_pass(getattr(one, way), component) for one in times)
             for way in ("forward", "backward", "again")
         ]
+        # A component without a price by direction is in both alike.
         share = ways[0] / sum(ways) if sum(ways) else 0.5
         forward_s += share * stage.seconds(component)
     within = (

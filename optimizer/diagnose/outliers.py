@@ -59,8 +59,10 @@ def slowest_rank(ranks: Sequence[RankTerms], expected: Expectation) -> Outlier |
     """Return the rank whose kernels take longest beside the others of its stage, if it stands out."""
     found: Outlier | None = None
     for same in by_stage(ranks, expected):
+        # Kernels alone: in collectives a slow rank is the one that waits least.
         ratios = over_others([terms.kernel_s(*STEADY) for terms in same])
         slow = [place for place, ratio in enumerate(ratios) if ratio > SLOWER]
+        # Where many are slow, the fast ones are the exception, and no GPU is to blame.
         if not slow or len(slow) > max(1, FEW * len(same)):
             continue
         worst = max(slow, key=lambda place: ratios[place])
@@ -95,6 +97,7 @@ def slowest_experts(ranks: Sequence[RankTerms], expected: Expectation) -> Outlie
         if mean <= 0 or times[worst] / mean <= SLOWER:
             continue
         own = [terms.kernel_s(*STEADY) for terms in same]
+        # A slow GPU has slow experts too: what its other kernels explain is no imbalance of tokens.
         ratio = times[worst] / mean / (own[worst] / fmean(own) if fmean(own) else 1.0)
         if ratio <= SLOWER or (found is not None and found.ratio >= ratio):
             continue

@@ -50,6 +50,7 @@ def outlook(question: Question, found: TermCalibration) -> Outlook:
     """Search again with the constants that a profile told, and once more without what the plan fixed."""
     constants = {name: entry.value for name, entry in found.values.items()}
     cluster = replace(question.cluster, calibration={**question.cluster.calibration, **constants})
+    # Whoever calibrates waits for a file, not for a proof: the best so far tells whether switching pays.
     options = replace(question.options, time_limit_s=min(question.options.time_limit_s, SEARCH_S))
     off = abs(found.after_s / found.measured_s - 1)
 
@@ -60,6 +61,7 @@ def outlook(question: Question, found: TermCalibration) -> Outlook:
             layout=plan.layout,
             runs_s=found.after_s,
             best_s=plan.estimate.step_time_s if plan.estimate else found.after_s,
+            # The larger of the two: what a fit leaves of one step may be less than what that step repeats within.
             error=max(off, LEAST_SPREAD),
             fixed=tuple(f"{axis}={','.join(map(str, values))}" for axis, values in space.fix.items()),
         )
@@ -67,6 +69,7 @@ def outlook(question: Question, found: TermCalibration) -> Outlook:
     ahead = searched(options.space)
     if not ahead.fixed:
         return ahead
+    # What --fix costs under the new constants is what a reader wants to know who fixed axes under the old ones.
     free = searched(replace(options.space, fix={}))
     faster = free.layout is not None and (ahead.layout is None or free.best_s < ahead.best_s)
     return replace(ahead, free=free if faster else None)

@@ -159,6 +159,7 @@ def _offsets(profiles: Sequence[RankProfile], listed: list[tuple[IntArray, IntAr
         dict(zip(key.tolist(), profile.events.end_ns[event].tolist(), strict=True))
         for profile, (event, key) in zip(profiles, listed, strict=True)
     ]
+    # A profile that names no host is taken for one of its own: a clock that is wrongly shared could not be aligned.
     hosts = [profile.host or f"rank {profile.rank}" for profile in profiles]
     known: dict[str, int] = {hosts[0]: 0} if hosts else {}
     reference = {

@@ -79,6 +79,7 @@ class Expectation:
             "dp": self.layout.dp,
             "ep": 1,
         }
+        # Innermost axis first: dividing by its degree leaves the coordinate of the next; experts lie inside dp, so as 1.
         for axis in self.layout.mesh_order.split("-"):
             if axis == "pp":
                 return rank % degrees["pp"]
@@ -127,6 +128,7 @@ def expectation(cost: CostModel, layout: Layout) -> Expectation:
             kernels = {
                 Component.FORWARD: forward,
                 Component.BACKWARD: backward,
+                # Where the kernels' list has none, what is repeated is the forward pass.
                 Component.RECOMPUTE: again or forward,
             }.get(component)
             labels |= _split(component, seconds, kernels)

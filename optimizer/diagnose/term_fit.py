@@ -106,9 +106,11 @@ def fit_term(
         logs = [math.log(max(term.predicted_s(here, ranks[place]), 1e-12) / before[place]) for place in at]
         return median(logs) - wanted
 
+    # How steeply the term follows, by a step of 5%: at a bound on the other side, where there is room.
     near = known.clipped(present * 1.05)
     near = known.clipped(present / 1.05) if near == present else near
     slope = (off(near) + wanted) / math.log(near / present) if near != present else 0.0
+    # A run repeats within LEAST_SPREAD however many ranks it has; what ranks differ by averages out among them.
     spread = pstdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0
     sigma = math.hypot(LEAST_SPREAD, spread) / abs(slope) if slope else math.inf
     prior = PRIOR_SIGMA.get(term.name.partition(".")[0], math.log(high / max(low, 1e-9)) / 4)
@@ -150,6 +152,7 @@ def _solved(off: Callable[[float], float], low: float, high: float, present: flo
 
     low, high = math.log(max(low, present / 100, 1e-9)), math.log(high)
     at_low, at_high = off(math.exp(low)), off(math.exp(high))
+    # No value within bounds explains the term: the nearer bound is taken, and said to be one.
     if at_low * at_high > 0:
         return math.exp(low if abs(at_low) < abs(at_high) else high)
     found: float = brentq(lambda log: off(math.exp(log)), low, high, xtol=PRECISION)

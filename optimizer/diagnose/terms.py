@@ -192,6 +192,7 @@ def _kernel_stretches(profile: RankProfile) -> Stretches:
             table[phase, place] = CODE.get(Label(component, part), -1)
     copies = PARTS.index(Activity.HOST_COPY)
     table[:, copies] = CODE[Label(Component.OFFLOAD, Activity.HOST_COPY)]
+    # After the passes copies to the host count as a checkpoint's, within them as offloading's.
     table[Phase.OPTIMIZER, copies] = CODE[Label(Component.STEP, Activity.HOST_COPY)]
     kernels = events.part < COLLECTIVE
     code = table[events.phase[kernels], events.part[kernels]]
@@ -312,6 +313,7 @@ def _traffic(
         size = profile.groups[group].members if group >= 0 else 0
         by_key.setdefault((axis_of(profile, call), int(profile.calls.kind[call]), size), []).append(call)
     found = []
+    # Calls whose members are all given apart from the others, whose transfer may be waiting.
     for ((axis, kind, size), calls), told in product(by_key.items(), (True, False)):
         mine = np.isin(events.call[event], calls) & (whole == told)
         if not mine.any():

@@ -32,6 +32,7 @@ def tracks(found: Diagnosis, most: int = 16) -> tuple[Track, ...]:
     first_of: dict[int, list[int]] = {}
     for place, speed in enumerate(found.speeds):
         first_of.setdefault(speed.stage, []).append(place)
+    # Stages differ by plan, ranks of one stage by accident: every stage is shown before a second rank of any.
     each = max(most // max(len(first_of), 1), 1)
     chosen = [place for stage in sorted(first_of) for place in first_of[stage][:each]]
     origin = min(int(found.profiles[place].steps[0, 0]) - found.matched[place].offset_ns for place in chosen)
@@ -57,6 +58,7 @@ def _track(found: Diagnosis, place: int, origin: int) -> Track:
             by_component[component] = by_component.get(component, 0) + ns
         most = max(by_component, key=lambda one: by_component[one])
         begin, stop = ((moment - matched.offset_ns - origin) * 1e-9 for moment in (left, right))
+        # One bar for a run of equal stretches: a page of single ones would be as many times larger.
         if runs and runs[-1][2] is most:
             runs[-1] = (runs[-1][0], stop, most)
         else:

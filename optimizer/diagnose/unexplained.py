@@ -38,6 +38,7 @@ def unexplained(apart: StepDifference[Any], named: Sequence[Cause]) -> Iterator[
     if apart.gap_s <= least_s:
         return
     row = max(apart.rows, key=lambda row: row.gap_s)
+    # Causes are estimates that may overlap: where they come to half of the gap, the term needs no word of its own.
     told_s = sum(one.seconds for one in named)
     if not named or (row.gap_s > MOST * apart.gap_s and told_s < MOST * apart.gap_s):
         yield cause(
@@ -64,6 +65,7 @@ def _off(row: Compared) -> str:
 
 
 def _share(row: Compared) -> tuple[str, ...]:
+    # Where terms make up for one another, one may be more than the whole gap, and a share of 300% tells nobody anything.
     return (
         () if row.gap_share is None or abs(row.gap_share) > 1 else (f"{row.gap_share:.0%} of the step's gap",)
     )

@@ -109,6 +109,7 @@ def utilization(
         )
         for count, value in flops.items()
     }
+    # By the smallest count: what is above the peak without attention is impossible by any count.
     least = by_count[Count.MATRICES].mfu
     if least > 1:
         raise input_error(
@@ -159,6 +160,7 @@ def _flops_per_token(model: ModelSpec, length: int) -> dict[Count, float]:
     full = model_flops_per_token(model, length, causal=False)
     layers = [(run.count, shape) for run in model.runs for shape in run.block]
     layers += [(model.mtp_layers, model.last_shape)] if model.mtp_layers else []
+    # Three times a forward pass: backward multiplies once for the inputs and once for the weights' side.
     scores = sum(count * attention_flops(model, shape, length, causal=False) for count, shape in layers)
     return {
         Count.MATRICES: full - 3 * scores,

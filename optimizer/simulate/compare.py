@@ -74,6 +74,7 @@ def simulate_layout(
     + exposed hops + fixed_s.
     """
     result = simulate(pipeline, work)
+    # What transfers add is a difference of two runs: on the critical path a hop hides behind whatever else waits.
     without_hops = (
         result.makespan_s if work.hop_s is None else simulate(pipeline, replace(work, hop_s=None)).makespan_s
     )
@@ -109,6 +110,7 @@ def tolerance(pipeline: Pipeline, work: StageWork) -> float | None:
     other (with backwards of two to three forwards) or there are 8 * pp micro-batches or more.
     """
     forward, backward, dgrad, wgrad, _ = stage_times(pipeline, work)
+    # Even stages are what the closed forms were derived for; of others a promise needs a reason.
     if all(_spread(times) <= _EVEN_SPREAD for times in (forward, dgrad, wgrad)):
         return EVEN_TOLERANCE
     share = _forward_share(forward, backward)
@@ -170,6 +172,7 @@ def _analytic_makespan(pipeline: Pipeline, work: StageWork) -> float:
     group = np.array([pipeline.group_size])
     times = (pipeline.schedule, forward, dgrad, wgrad, *_sizes(pipeline))
     weight, lone_s = bubble_weight(*times, pair_s=pair, group=group), lone_bubble_s(*times, pair_s=pair)
+    # DualPipe's second half of ranks holds the stages of the first once more.
     time_s = rank_times(pipeline, work)[: pipeline.pp // SCHEDULES[pipeline.schedule].parameter_copies]
     waiting = weight[0] * (time_s.sum() - time_s.max())
     return float(pipeline.micro_batches * time_s.max() + waiting + lone_s[0])
@@ -181,6 +184,7 @@ def _runs_beside(overlap: HopOverlap | None) -> bool | None:
 
 def _analytic_hops(pipeline: Pipeline, work: StageWork) -> float:
     hop = by_rank(pipeline, work.hop_s, "hop_s")
+    # Only interleaving sends from the last rank to the first.
     used = hop if pipeline.schedule is Schedule.INTERLEAVED else hop[:-1]
     count = exposed_hops(pipeline.schedule, *_sizes(pipeline), overlap=_runs_beside(work.hops_overlap))
     return float(count[0] * used.mean()) if used.size else 0.0

@@ -68,6 +68,7 @@ def simulate(pipeline: Pipeline, work: StageWork) -> SimulationResult:
     return _result(pipeline, work, operations, _transfers(graph, start[moved], end[moved]))
 
 
+# A layout is simulated with and without the time of its transfers, on one graph.
 @lru_cache(maxsize=4)
 def _graph(pipeline: Pipeline, overlap: HopOverlap) -> Graph:
     return build_graph(pipeline, overlap=overlap)
@@ -90,6 +91,7 @@ def stage_times(pipeline: Pipeline, work: StageWork) -> list[FloatArray]:
     forward = by_position(pipeline, work.forward_s, "forward_s")
     dgrad = by_position(pipeline, work.dgrad_s, "dgrad_s")
     wgrad = by_position(pipeline, work.wgrad_s, "wgrad_s")
+    # A pair is the forward of one chunk and the backward of the rank's other one, which stands in the other column.
     together = forward + (dgrad + wgrad)[:, ::-1]
     pair = together if work.pair_s is None else by_position(pipeline, work.pair_s, "pair_s")
     times = {
@@ -190,6 +192,7 @@ def rank_memories(
     for it. ``static_bytes`` is (pp,). At equal times memory is given back before it is taken.
     """
     rank, time_s, held, in_flight = _changes(operations, activation_bytes, wgrad_bytes)
+    # Negative changes sort first within a moment: a peak that is only the order of two equal times is none.
     order = np.lexsort((held, in_flight, time_s, rank))
     chunks_per_micro_batch = pipeline.vp
     memories = []
@@ -215,6 +218,7 @@ def _changes(
     given_chunk = np.where(kind == Kind.PAIR, operations.backward_chunk, operations.chunk)
     whole, late = activation_bytes[rank, given_chunk], wgrad_bytes[rank, given_chunk]
     given = np.where(kind == Kind.DGRAD, whole - late, np.where(kind == Kind.WGRAD, late, whole))
+    # A micro-batch is in flight until its weight gradient is there, which may be much later than its inputs' gradient.
     done = np.where(kind == Kind.DGRAD, 0.0, 1.0)
     return (
         np.concatenate([rank[takes], rank[gives]]),

@@ -52,6 +52,7 @@ class Graph:
         """Return start and end of each node when all start as soon as they can; ``durations_s`` is
         (nodes,).
         """
+        # Plain lists: nodes come one after the other, and arrays are slow by the element.
         duration = durations_s.tolist()
         start, end = [0.0] * len(duration), [0.0] * len(duration)
         for node in self.order:
@@ -167,6 +168,7 @@ class _Builder:
         """
         count, last_on_link = len(self.ops), dict[tuple[int, int], int]()
         before: list[list[int]] = [[producer] for producer, _ in self.transfer_ends]
+        # In the order in which they are produced: a link carries what came first, first.
         for k in sorted(range(len(self.transfers)), key=lambda k: self.transfer_ends[k][0]):
             link, consumer = self.transfers[k][:2], self.transfer_ends[k][1]
             if self.blocks(consumer):

@@ -60,6 +60,7 @@ def simulate_priced(cost: CostModel, layout: Layout) -> LayoutSimulation:
     overlap = overlap_of(cost, layout)
     pipeline = pipeline_of(layout, merges=overlap is HopOverlap.MERGED)
     work = stage_work(pipeline, works, priced, hops_overlap=overlap)
+    # The simulation runs the pipeline; what lies before and after it is the same in both steps.
     outside = sum(priced.breakdown_s[part] for part in Component if part.record.place is Place.OUTSIDE)
     return simulate_layout(pipeline, work, fixed_s=outside, analytic_step_s=priced.step_time_s)
 
