@@ -88,9 +88,8 @@ def _layer_kind(value: Any) -> LayerShape:
 
 def _read_pattern(value: Any) -> tuple[LayerShape, ...]:
     if not isinstance(value, list) or not value or len(value) > MAX_LAYERS:
-        raise input_error(
-            f"{shown(value)} is not a pattern", "a list of layer kinds: " + ", ".join(LAYER_KINDS)
-        )
+        allowed = "a list of layer kinds: " + ", ".join(LAYER_KINDS)
+        raise input_error(f"{shown(value)} is not a pattern", allowed)
     return tuple(_layer_kind(item) for item in value)
 
 
@@ -152,16 +151,8 @@ class BlockFile(FileModel):
 SAME = (
     *("hidden", "vocab", "gated", "tied_embeddings", "norm", "attention_bias", "qkv_bias", "mlp_bias"),
     *("qk_norm", "qk_norm_all", "layer_norms", "attention_sinks", "window_sinks", "attention_gate"),
-    *("activation_scalars", "head_bias"),
-    *(
-        "learned_positions",
-        "embedding_norm",
-        "mtp_layers",
-        "streams",
-        "rope_base",
-        "norm_epsilon",
-        "left_out",
-    ),
+    *("activation_scalars", "head_bias", "learned_positions", "embedding_norm", "mtp_layers", "streams"),
+    *("rope_base", "norm_epsilon", "left_out"),
 )
 """Fields that ``ModelSpec`` has under the same name."""
 
@@ -278,29 +269,27 @@ class ArchitectureFile(FileModel):
     def spec(self, name: str, published_parameters: float | None) -> ModelSpec:
         """Convert to the form that the other rooms use."""
         # attention-free stacks never use the numbers of heads
-        heads = self.heads or 1
-        query_dim = (
-            self.mla.qk_nope_head_dim + self.mla.qk_rope_head_dim if self.mla else self.hidden // heads
+        heads, mla, indexer = self.heads or 1, self.mla, self.indexer
+        head_dim = self.head_dim or (
+            mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else self.hidden // heads
         )
+        kv_heads = self.kv_heads or heads
         return ModelSpec(
             name=name,
             runs=runs_of(with_width(_indexed(self, _stack(self)), self.ffn or 0)),
             heads=heads,
-            kv_heads=self.kv_heads or heads,
-            head_dim=self.head_dim or query_dim,
-            v_head_dim=None if self.v_head_dim == (self.head_dim or query_dim) else self.v_head_dim,
-            window_kv_heads=None
-            if self.window_kv_heads == (self.kv_heads or heads)
-            else self.window_kv_heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            # What is said and is what holds anyway makes no other model: specs are compared, and digests taken of them.
+            v_head_dim=None if self.v_head_dim == head_dim else self.v_head_dim,
+            window_kv_heads=None if self.window_kv_heads == kv_heads else self.window_kv_heads,
             moe=self.moe.spec() if self.moe else None,
-            mla=MlaSpec(**dict(self.mla)) if self.mla else None,
+            mla=MlaSpec(**dict(mla)) if mla else None,
             compressed=CompressedSpec(**dict(self.compressed)) if self.compressed else None,
             mamba=MambaSpec(**dict(self.mamba)) if self.mamba else None,
             linear=self.linear.spec() if self.linear else None,
-            indexer=IndexerSpec(
-                **{field: getattr(self.indexer, field) for field in IndexerSpec.__dataclass_fields__}
-            )
-            if self.indexer
+            indexer=IndexerSpec(**{name: getattr(indexer, name) for name in IndexerSpec.__dataclass_fields__})
+            if indexer
             else None,
             published_parameters=published_parameters,
             **{field: getattr(self, field) for field in SAME},
@@ -349,10 +338,9 @@ def _check_count(given: PartialFields) -> Iterator[Finding]:
 
 def _check_parts(given: PartialFields) -> Iterator[Finding]:
     """Check that each kind of layer has its numbers and each part is used."""
-    moe = given.moe
-    if any(
-        key in given.stated and getattr(given, key) is None for key in ("moe", "mamba", "linear", "blocks")
-    ):
+    moe, parts = given.moe, ("moe", "mamba", "linear", "blocks")
+    # A part that is there and invalid has been told of; without it nothing can be said of the others.
+    if any(key in given.stated and getattr(given, key) is None for key in parts):
         return
     if moe and given.blocks and (moe.dense_layers or moe.every != 1):
         key = "dense_layers" if moe.dense_layers else "every"
@@ -364,7 +352,7 @@ def _check_parts(given: PartialFields) -> Iterator[Finding]:
     if not stack:
         return
     uses = {
-        "moe": _has_moe(stack),
+        "moe": any(shape.mlp is Mlp.MOE for shape in stack),
         "mamba": any(shape.mixer is Mixer.MAMBA for shape in stack),
         "linear": any(shape.mixer.is_linear for shape in stack),
     }
@@ -414,10 +402,6 @@ def _check_compressed(given: PartialFields, stack: Sequence[LayerShape]) -> Iter
     elif given.compressed and given.heads and given.heads % given.compressed.output_groups:
         what = f"heads {given.heads} is not a multiple of {given.compressed.output_groups}"
         yield ("compressed", "output_groups"), what, divisors_text(given.heads)
-
-
-def _has_moe(stack: Sequence[LayerShape]) -> bool:
-    return any(shape.mlp is Mlp.MOE for shape in stack)
 
 
 def _check_heads(given: PartialFields) -> Iterator[Finding]:

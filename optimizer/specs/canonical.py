@@ -30,13 +30,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NAMES = {
-    "Mapping": Mapping,
-    "Any": Any,
-    "Precision": Precision,
-    "Fp8Recipe": Fp8Recipe,
-    "ModelSpec": ModelSpec,
+    "Mapping": Mapping, "Any": Any, "Precision": Precision, "Fp8Recipe": Fp8Recipe, "ModelSpec": ModelSpec,
     "TrainingSpec": TrainingSpec,
-}
+}  # fmt: skip
 """Names that the spec modules import for type checkers only."""
 _OMITTED_IF_EMPTY = (
     *("recomputed_kinds", "savers", "switches", "group", "order"),
@@ -200,18 +196,8 @@ def _hints(kind: type) -> dict[str, Any]:
 _ZERO_ALLOWED = {
     *("zero", "rank", "chunk", "layers", "recomputed", "mtp", "kinds", "recomputed_kinds"),
     *("ffn", "shared_ffn", "conv", "q_lora_rank", "learned_positions", "mtp_layers", "activation_scalars"),
-    "compression",
-    *(
-        "grad_bytes",
-        "moment_bytes",
-        "master_bytes",
-        "latency_s",
-        "reserve_bytes",
-        "restart_s",
-        "hot_restart_s",
-        "repair_s",
-        "spare_nodes",
-    ),
+    *("compression", "grad_bytes", "moment_bytes", "master_bytes", "latency_s", "reserve_bytes"),
+    *("restart_s", "hot_restart_s", "repair_s", "spare_nodes"),
     "nvlink_bytes_per_s",  # GPUs that PCIe alone joins
 }
 """Fields that may be 0; every other number in a spec counts or measures something that is there."""
@@ -249,16 +235,18 @@ class _Reader:
         known = {field.name: field for field in fields(kind)}
         for name in () if self.unknown_allowed else sorted(map(str, value.keys() - known.keys())):
             self._problem((*path, name), "unknown key", ", ".join(known))
-        missing = [
+        needed = [
             name
             for name, field in known.items()
-            if name not in value and field.default is MISSING and field.default_factory is MISSING
+            if field.default is MISSING and field.default_factory is MISSING
         ]
+        missing = [name for name in needed if name not in value]
         for name in missing:
             self._problem((*path, name), "missing", "")
         before = len(self.problems)
         hints = _hints(kind)
         items = {name: self.read(hints[name], value[name], (*path, name)) for name in known if name in value}
+        # Built only from values without fault: what a record checks itself would else speak of a None.
         return kind(**items) if not missing and len(self.problems) == before else None
 
     def _tuple(self, inner: Any, value: Any, path: KeyPath) -> Any:
@@ -285,6 +273,7 @@ class _Reader:
         if hint in (bool, str):
             return value if isinstance(value, hint) else self._note(path, value, _SCALARS[hint])
         wanted = int | float if hint is float else int
+        # To Python true is 1, to a reader of the file it is a slip.
         if isinstance(value, bool) or not isinstance(value, wanted) or not _is_number(value):
             return self._note(path, value, _SCALARS[hint])
         zero_allowed = _names(path) & _ZERO_ALLOWED
@@ -296,9 +285,8 @@ class _Reader:
         return hint(value)
 
     def _note(self, path: KeyPath, value: Any, allowed: str) -> None:
-        text = (
-            repr(value) if isinstance(value, float) else shown(value)
-        )  # 1.0 is not written as what it should be
+        # 1.0 is not written as what it should be
+        text = repr(value) if isinstance(value, float) else shown(value)
         self._problem(path, f"{text} is not valid", allowed)
 
     def _problem(self, path: KeyPath, what: str, allowed: str) -> None:

@@ -94,7 +94,7 @@ def _read_numbers(value: object) -> dict[str, float]:
     if not isinstance(value, dict):
         raise input_error(f"{shown(value)} is not a mapping", "numbers by name")
     numbers = {}
-    for name, item in value.items():
+    for name, item in value.items():  # each by itself, so that the message names the one that is wrong
         try:
             numbers[str(name)] = parse_quantity(item, NUMBER)
         except InputError:
@@ -142,11 +142,8 @@ class ObservationFile(FileModel):
         if any(share < 0 for share in shares.values()):
             yield ("shares",), "are no parts of a step", "numbers of at least 0 that sum to 1"
         elif shares and abs(sum(shares.values()) - 1) > WHOLE:
-            yield (
-                ("shares",),
-                f"sum to {sum(shares.values()):.4g}, no parts of one step",
-                "numbers that sum to 1",
-            )
+            what = f"sum to {sum(shares.values()):.4g}, no parts of one step"
+            yield ("shares",), what, "numbers that sum to 1"
         for name, slope in (given.slopes or {}).items():
             if abs(slope) > LARGEST_SLOPE:
                 allowed = f"between {-LARGEST_SLOPE:g} and {LARGEST_SLOPE:g}, mostly between -1 and 1"
@@ -171,10 +168,7 @@ MOST_OBSERVATIONS = 200
 def _read_calibration(value: object) -> dict[str, float]:
     if not isinstance(value, dict):
         raise input_error(f"{shown(value)} is not a mapping", "constants by name: {gemm_cap.hopper: 0.65}")
-    numbers = {}
-    for name, item in value.items():
-        numbers[str(name)] = _read_constant(str(name), item)
-    return numbers
+    return {str(name): _read_constant(str(name), item) for name, item in value.items()}
 
 
 def _read_constant(name: str, item: object) -> float:
@@ -206,9 +200,8 @@ CALIBRATION = FieldKind(
 def _read_graph(value: object) -> Any:
     if isinstance(value, str | dict):
         return value
-    raise input_error(
-        f"{shown(value)} is not a graph", "a node-link mapping, or a path to node-link JSON or GraphML"
-    )
+    allowed = "a node-link mapping, or a path to node-link JSON or GraphML"
+    raise input_error(f"{shown(value)} is not a graph", allowed)
 
 
 GRAPH = FieldKind(read=_read_graph, schema={"type": ["object", "string"]})
@@ -382,13 +375,11 @@ def _check_sizes(given: PartialFields) -> Iterator[Finding]:
     if not given.stated & {"nodes", "gpus"}:
         yield ("gpus",), "missing", "number of GPUs, or nodes"
     if nodes and node and given.gpus and nodes * node != gpus:
-        yield (
-            ("gpus",),
-            f"{gpus}, but nodes {nodes} x gpus_per_node {node} = {nodes * node}",
-            "one of the two keys",
-        )
+        what = f"{gpus}, but nodes {nodes} x gpus_per_node {node} = {nodes * node}"
+        yield ("gpus",), what, "one of the two keys"
     if gpus and gpus > MAX_GPUS:
         yield ("nodes",), f"{gpus} GPUs", f"at most {MAX_GPUS}"
+    # Process groups are told apart by their stride: a domain that cuts nodes has no stride for what lies within it.
     domain = given.nvlink_domain or (given.gpu.nvlink_domain if given.gpu else None)
     if given.gpu and not given.gpu.nvlink_bandwidth and (given.nvlink_domain or 1) > 1:
         yield ("nvlink_domain",), f"{given.gpu.name} has no NVLink", "1, or a GPU with nvlink_bandwidth"
@@ -410,6 +401,7 @@ def _check_levels(given: PartialFields) -> Iterator[Finding]:
         if index < last and not given.levels[index].gpus and not given.levels[index].nodes:
             yield key, "missing", "GPUs under one switch group; only the last level may leave it out"
             return
+        # A cluster that is smaller than its outermost level is one that may grow: levels need not be full.
         stated = given.levels[index].gpus or given.levels[index].nodes
         if stated and level.gpus <= below and (index or level.gpus < gpus):
             yield key, f"{level.name} joins {level.gpus} GPUs, {name} {below}", "sizes that grow outward"

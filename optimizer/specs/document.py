@@ -34,14 +34,8 @@ _INTEGER = re.compile(r"[-+]?\d[\d_]*")
 # YAML 1.1 reads 1e-4 and 15.6e12 as text because the exponent has no sign or the mantissa no point
 _FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?")
 _WORDS: dict[str, Any] = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_WORDS |= {
-    "null": None,
-    "~": None,
-    "": None,
-    ".inf": float("inf"),
-    "-.inf": float("-inf"),
-    ".nan": float("nan"),
-}
+_WORDS |= {"null": None, "~": None, "": None}
+_WORDS |= {".inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +97,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES, wanted: str = "") -> b
     try:
         with open(path, "rb", opener=_open_at_once) as stream:
             handle = stream.fileno()
+            # Opened without waiting, so that a pipe that nobody writes to is an error and not a stop without end.
             first = _first_of_pipe(handle, name) if S_ISFIFO(os.fstat(handle).st_mode) else b""
             os.set_blocking(handle, True)
             raw = first + stream.read(max_bytes + 1 - len(first))
@@ -171,6 +166,7 @@ def parse_document(text: str, file: str) -> Document:
     """
     import yaml
 
+    # libyaml reads several times faster, and is not part of every build of PyYAML.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         # Nodes and not values: they know their lines, and aliases are not unfolded yet.
@@ -251,13 +247,12 @@ class _Reader:
         # An alias is met again elsewhere; the first place is where a user looks.
         self.lines.setdefault(path, node.start_mark.line + 1)
         if self._nodes > MAX_NODES:
-            raise input_error(
-                "unfolds to too many values", f"at most {MAX_NODES}, aliases included", file=self.file
-            )
+            allowed = f"at most {MAX_NODES}, aliases included"
+            raise input_error("unfolds to too many values", allowed, file=self.file)
         if depth > MAX_DEPTH:
-            raise InputError(
-                self._problem(path[:3], node, "is nested too deeply", f"at most {MAX_DEPTH} levels")
-            )
+            allowed = f"at most {MAX_DEPTH} levels"
+            raise InputError(self._problem(path[:3], node, "is nested too deeply", allowed))
+        # Tags can name classes to be built; a file of plain values needs none.
         if not node.tag.startswith(_YAML) or node.tag.startswith(_YAML + "python"):
             tag = shown(node.tag.removeprefix(_YAML))
             self.problems.append(self._problem(path, node, f"tag {tag} is not accepted", "plain values"))
@@ -275,9 +270,8 @@ class _Reader:
         data: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                self.problems.append(
-                    self._problem(path, key_node, "a key is a list or mapping", "plain keys")
-                )
+                what = "a key is a list or mapping"
+                self.problems.append(self._problem(path, key_node, what, "plain keys"))
                 continue
             key = str(key_node.value)
             if key_node.tag == _YAML + "merge":
@@ -295,9 +289,8 @@ class _Reader:
         return data
 
     def _problem(self, path: KeyPath, node: Node, what: str, allowed: str = "") -> Problem:
-        return Problem(
-            what=what, allowed=allowed, file=self.file, line=node.start_mark.line + 1, key=dotted(path)
-        )
+        line = node.start_mark.line + 1
+        return Problem(what=what, allowed=allowed, file=self.file, line=line, key=dotted(path))
 
 
 def _scalar(node: ScalarNode) -> Any:

@@ -128,6 +128,7 @@ def _valid_keys(model: type[FileModel], keys: list[str]) -> str:
 
 def _meant(model: type[FileModel], key: str, keys: list[str]) -> str:
     """Name the key that was meant: what other tools call so, or the most similar; of this mapping, or else of another."""
+    # Reversed, so that of equal names below the first, which is meant more often, is the one that stays.
     for places in ({name: name for name in keys}, dict(reversed([*_below(model, "")]))):
         synonym = SYNONYMS.get(key.lower(), "")
         if word := synonym if synonym in places else nearest_word(key, places):
@@ -205,10 +206,10 @@ def _items(name: str, value: Any) -> Iterator[tuple[KeyPath, Any]]:
 def _valid_part(model: type[FileModel], data: dict[str, Any]) -> PartialFields:
     """Keep the fields that are valid on their own."""
     data = without_nulls(model, data)
-    values = {
-        name: field.get_default() for name, field in model.model_fields.items() if not field.is_required()
-    }
+    optional = {name: field for name, field in model.model_fields.items() if not field.is_required()}
+    values = {name: field.get_default() for name, field in optional.items()}
     for name in model.model_fields.keys() & data.keys():
+        # An assignment checks one field, where building the model would stop at the first that is wrong.
         try:
             blank = model.model_construct()
             model.__pydantic_validator__.validate_assignment(blank, name, data[name])

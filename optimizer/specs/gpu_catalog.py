@@ -53,9 +53,8 @@ def generations() -> dict[str, Generation]:
     for name, entry in _document().data["generations"].items():
         missing = [key for key in GENERATION_KEYS if key not in entry]
         if missing:
-            raise input_error(
-                "is missing", "yes or no", key=f"generations.{name}.{missing[0]}", file="gpus.yaml"
-            )
+            key = f"generations.{name}.{missing[0]}"
+            raise input_error("is missing", "yes or no", key=key, file="gpus.yaml")
         facts = {key: bool(entry[key]) for key in GENERATION_FACTS}
         found |= {architecture: Generation(name=name, **facts) for architecture in entry["architectures"]}
     return found
@@ -83,7 +82,7 @@ def entry_name(name: str) -> str:
 def find_gpu(name: str) -> CatalogEntry:
     """Return an entry by name or alias; raises ``InputError`` with the nearest name."""
     from layoutopt.optimizer.specs.file_model import validate
-    from layoutopt.optimizer.specs.gpu_file import GpuFile
+    from layoutopt.optimizer.specs.gpu_file import GpuFile  # it reads the generations of this module
 
     found = entry_name(name)
     document = _document()
@@ -122,5 +121,6 @@ def split_reference(text: str) -> tuple[str, int] | None:
     name, joint, count = match[1], match[2], whole_number(match[3])
     if count is None or (joint == "-" and not match[3].isdecimal()):
         return None
+    # h100-16 is two nodes; h100-80 or a100-40 are somebody's words for the memory of a card.
     node = catalog()[_names()[name.lower()]]["gpus_per_node"]
     return None if joint == "-" and count > node and count % node else (name, count)

@@ -39,6 +39,7 @@ def _read_flops(value: object) -> dict[Precision, float]:
         if name not in list(Precision):
             raise unknown_word(name, list(Precision))
         rates[Precision(name)] = number = parse_quantity(rate, FLOP_RATE)
+        # A precision that the GPU lacks is left out: a rate of 0 would be divided by.
         if number <= 0:
             raise input_error(f"{name}: {shown(rate)} is not above 0", FLOP_RATE.examples)
     return rates

@@ -67,9 +67,8 @@ def whole(
     least: int = 1, most: int = 1_000_000_000, *, dimension: Dimension = COUNT, tokens_key: str = ""
 ) -> FieldKind:
     """Return the kind of whole numbers in a range; ``tokens_key`` is the key that counts the same in tokens."""
-    allowed = (
-        f"a whole number from {least} to {most}" if most < 1_000_000_000 else f"a whole number from {least}"
-    )
+    # A limit that nobody meets only makes the message longer.
+    allowed = f"a whole number from {least}" + (f" to {most}" if most < 1_000_000_000 else "")
 
     def read(value: Any) -> int:
         """Read a whole number in the range."""
@@ -107,9 +106,8 @@ def quantity(
     number |= {"exclusiveMinimum": above} if above is not None else {}
     number |= {"minimum": least} if least is not None else {}
     number |= {"maximum": most} if most is not None else {}
-    return FieldKind(
-        read=read, schema={"anyOf": [number, {"type": "string", "description": dimension.examples}]}
-    )
+    text = {"type": "string", "description": dimension.examples}
+    return FieldKind(read=read, schema={"anyOf": [number, text]})
 
 
 def _read_switch(value: Any) -> bool:
@@ -135,9 +133,8 @@ def _read_lines(value: Any) -> tuple[str, ...]:
     return tuple(_read_line(part) for part in (value if isinstance(value, list) else [value]))
 
 
-NAMES = FieldKind(
-    read=_read_lines, schema={"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-)
+_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+NAMES = FieldKind(read=_read_lines, schema=_TEXTS)
 """One line of text, or a list of such."""
 
 
@@ -148,35 +145,26 @@ def _read_source(value: Any) -> tuple[str, ...]:
     return tuple(" ".join(part.split()) for part in parts)
 
 
-SOURCE = FieldKind(
-    read=_read_source, schema={"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-)
+SOURCE = FieldKind(read=_read_source, schema=_TEXTS)
 
 
 def word(words: type[StrEnum], aliases: Mapping[str, StrEnum] | None = None) -> FieldKind:
     """Return the kind of the words of an enumeration; ``aliases`` are further spellings."""
-    table: dict[str, StrEnum] = {str(item.value): item for item in words} | dict(aliases or {})
-    listed = [str(item.value) for item in words]
-
-    def read(value: Any) -> StrEnum:
-        """Read one of the words, whatever its case."""
-        if isinstance(value, str) and value.lower() in table:
-            return table[value.lower()]
-        raise unknown_word(value, listed, among=table)
-
-    return FieldKind(read=read, schema={"enum": listed})
+    own = {str(item.value): item for item in words}
+    return choice(own | dict(aliases or {}), listed=list(own))
 
 
-def choice(table: Mapping[str, Any]) -> FieldKind:
-    """Return the kind of the words of a table, read as the table's values."""
+def choice(table: Mapping[str, Any], listed: list[str] | None = None) -> FieldKind:
+    """Return the kind of the words of a table, read as the table's values; ``listed`` are those that are offered."""
+    offered = list(table) if listed is None else listed
 
     def read(value: Any) -> Any:
         """Read one of the table's words, whatever its case."""
         if isinstance(value, str) and value.lower() in table:
             return table[value.lower()]
-        raise unknown_word(value, table)
+        raise unknown_word(value, offered, among=table)
 
-    return FieldKind(read=read, schema={"enum": list(table)})
+    return FieldKind(read=read, schema={"enum": offered})
 
 
 def unknown_word(value: Any, listed: Iterable[str], *, among: Iterable[str] | None = None) -> InputError:

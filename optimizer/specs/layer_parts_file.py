@@ -8,14 +8,8 @@ from pydantic import Field
 
 from layoutopt.optimizer.specs.file_model import FileModel
 from layoutopt.optimizer.specs.kinds import SWITCH, quantity, whole
-from layoutopt.optimizer.specs.layer_runs import (
-    MAX_LAYERS,
-)
-from layoutopt.optimizer.specs.model import (
-    LinearSpec,
-    MoeSpec,
-    groups_of_node_limit,
-)
+from layoutopt.optimizer.specs.layer_runs import MAX_LAYERS
+from layoutopt.optimizer.specs.model import LinearSpec, MoeSpec, groups_of_node_limit
 from layoutopt.optimizer.specs.units import NUMBER
 
 if TYPE_CHECKING:
@@ -73,11 +67,8 @@ class MoeFile(FileModel):
         """Check that a token can reach ``top_k`` different experts, and that groups are of equal size."""
         yield from _check_groups(given)
         if given.top_k and given.experts and given.top_k > given.experts:
-            yield (
-                ("top_k",),
-                f"{given.top_k} of only {given.experts} experts",
-                f"at most experts, {given.experts}",
-            )
+            what = f"{given.top_k} of only {given.experts} experts"
+            yield ("top_k",), what, f"at most experts, {given.experts}"
 
     def spec(self) -> MoeSpec:
         """Convert to the form that the other rooms use."""
@@ -103,21 +94,14 @@ def _check_groups(given: PartialFields) -> Iterator[Finding]:
         yield (key,), f"{limit} of only {groups} groups", f"at most router_groups, {groups}"
     if groups and given.experts and given.experts % groups:
         yield ("router_groups",), f"experts {given.experts} is not a multiple", divisors_text(given.experts)
-    elif (
-        groups and limit and given.experts and given.top_k and limit * (given.experts // groups) < given.top_k
-    ):
-        reached = limit * (given.experts // groups)
-        yield (
-            (key,),
-            f"{limit} groups of {given.experts // groups} are {reached} experts for the {given.top_k} of a token",
-            f"at least {-(-given.top_k * groups // given.experts)}",
-        )
+    elif groups and limit and given.experts and given.top_k:
+        each = given.experts // groups
+        if limit * each < given.top_k:
+            what = f"{limit} groups of {each} are {limit * each} experts for the {given.top_k} of a token"
+            yield (key,), what, f"at least {-(-given.top_k * groups // given.experts)}"
     if limit and given.node_limit and given.node_limit != limit:
-        yield (
-            ("node_limit",),
-            f"{given.node_limit}, and router_group_limit says {limit}",
-            "router_group_limit alone",
-        )
+        what = f"{given.node_limit}, and router_group_limit says {limit}"
+        yield ("node_limit",), what, "router_group_limit alone"
 
 
 class MlaFile(FileModel):

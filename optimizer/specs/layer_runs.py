@@ -43,6 +43,7 @@ def _longest_repeat(shapes: Sequence[LayerShape], start: int) -> tuple[int, int]
         repeats = 1
         while shapes[start + repeats * period : start + (repeats + 1) * period] == block:
             repeats += 1
+        # A block that does not repeat is no period: only its first layer is taken, and the search goes on behind it.
         covers = period * repeats if repeats > 1 else 1
         if covers > best_period * best_repeats:
             best_period, best_repeats = period, repeats
@@ -92,6 +93,7 @@ def by_layer(model: ModelSpec) -> ModelSpec:
     shapes = model.shapes
     runs: dict[LayerShape, Run] = {}
     for shape, count in Counter(shapes).items():
+        # Kinds that differ in a window's length alone have the same short name; stages count layers by it.
         name = base = singles.get(shape, shape_name(shape))
         number = 1
         while name in {run.name for run in runs.values()}:

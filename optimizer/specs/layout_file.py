@@ -45,15 +45,9 @@ RECOMPUTE_FORMS = (
     "or modules joined by +"
 )
 SHORT_KEYS = {
-    "mb": "micro_batch",
-    "mbs": "micro_batch",
-    "m": "micro_batches",
-    "t": "tp",
-    "p": "pp",
-    "v": "vp",
-    "hsdp": "hsdp_shard",
-    "order": "mesh_order",
-}
+    "mb": "micro_batch", "mbs": "micro_batch", "m": "micro_batches", "t": "tp", "p": "pp", "v": "vp",
+    "hsdp": "hsdp_shard", "order": "mesh_order",
+}  # fmt: skip
 """Shorter spellings on the command line."""
 
 Degree = Annotated[int | None, whole(most=MAX_DEGREE)]
@@ -81,10 +75,8 @@ def _recompute_mapping(value: Any) -> Any:
     names = (tail if head == "selective" else head).split("+")
     if not isinstance(value, str) or names == [""]:
         raise input_error(f"{shown(value)} is not a recomputation", RECOMPUTE_FORMS)
-    return {
-        "granularity": "selective",
-        "modules": list(_modules(names, ("none", "full", "full:N", "selective"))),
-    }
+    modules = _modules(names, ("none", "full", "full:N", "selective"))
+    return {"granularity": "selective", "modules": list(modules)}
 
 
 def _read_modules(value: Any) -> tuple[str, ...]:
@@ -113,12 +105,12 @@ class RecomputeFile(FileModel):
     @classmethod
     def check(cls, given: PartialFields) -> Iterator[Finding]:
         """Check that modules come with selective recomputation and layers with full."""
-        if given.granularity and given.modules and given.granularity is not Granularity.SELECTIVE:
-            yield ("modules",), f"granularity is {given.granularity}", "only with selective"
-        if given.granularity and given.layers is not None and given.granularity is not Granularity.FULL:
-            yield ("layers",), f"granularity is {given.granularity}", "only with full"
-        if given.granularity and (given.group or 1) > 1 and given.granularity is not Granularity.FULL:
-            yield ("group",), f"granularity is {given.granularity}", "only with full"
+        wanted = [("modules", bool(given.modules), Granularity.SELECTIVE)]
+        wanted += [("layers", given.layers is not None, Granularity.FULL)]
+        wanted += [("group", (given.group or 1) > 1, Granularity.FULL)]
+        for key, is_given, kind in wanted:
+            if given.granularity and is_given and given.granularity is not kind:
+                yield (key,), f"granularity is {given.granularity}", f"only with {kind}"
 
     def spec(self) -> Recompute:
         """Convert to ``Recompute``; selective alone means core attention, as in Megatron-LM."""
@@ -192,9 +184,8 @@ class SwitchesFile(FileModel):
 
 def _read_counts(value: Any) -> dict[str, int]:
     if not isinstance(value, dict) or not all(type(item) is int and item >= 0 for item in value.values()):
-        raise input_error(
-            f"{shown(value)} does not count layers", "numbers of layers by kind: {dense: 3, moe: 1}"
-        )
+        allowed = "numbers of layers by kind: {dense: 3, moe: 1}"
+        raise input_error(f"{shown(value)} does not count layers", allowed)
     return dict(value)
 
 
@@ -238,11 +229,8 @@ class StageFile(FileModel):
         if given.kinds and sum(given.kinds.values()) != given.layers:
             yield ("kinds",), f"hold {sum(given.kinds.values())} layers", f"layers, {given.layers}, in all"
         if given.recomputed is not None and given.recomputed > given.layers:
-            yield (
-                ("recomputed",),
-                f"{given.recomputed} of only {given.layers} layers",
-                f"at most {given.layers}",
-            )
+            what = f"{given.recomputed} of only {given.layers} layers"
+            yield ("recomputed",), what, f"at most {given.layers}"
 
     def spec(self, index: int, last: int, pp: int) -> VirtualStage:
         """Convert entry ``index`` of a list that ends with ``last``."""
@@ -272,9 +260,8 @@ def _stage_list(value: Any) -> Any:
 def _read_order(value: Any) -> str:
     axes = value.lower().split("-") if isinstance(value, str) else []
     if sorted(axes) != sorted(Axis):
-        raise input_error(
-            f"{shown(value)} is not a mesh order", "tp, cp, ep, dp, pp joined by -, innermost first"
-        )
+        allowed = "tp, cp, ep, dp, pp joined by -, innermost first"
+        raise input_error(f"{shown(value)} is not a mesh order", allowed)
     return "-".join(axes)
 
 
@@ -348,20 +335,14 @@ class LayoutFile(FileModel):
             what = f"lists {len(given.stages)} virtual stages"
             yield ("stages",), what, f"pp {given.pp} x vp {given.vp} = {given.pp * given.vp}"
         if given.schedule is Schedule.NONE and given.pp and given.pp > 1:
-            yield (
-                ("schedule",),
-                f"none with pp {given.pp}",
-                ", ".join(s for s in Schedule if s is not Schedule.NONE),
-            )
+            allowed = ", ".join(s for s in Schedule if s is not Schedule.NONE)
+            yield ("schedule",), f"none with pp {given.pp}", allowed
 
     def partial(self) -> PartialLayout:
         """Convert to the form that ``complete`` fills in."""
         recompute = self.recompute
-        stated = {
-            name: getattr(self, name)
-            for name in type(self).model_fields
-            if name not in ("recompute", "stages", "switches")
-        }
+        own = type(self).model_fields.keys() - {"recompute", "stages", "switches"}
+        stated = {name: getattr(self, name) for name in own}
         return PartialLayout(
             recompute=recompute.spec() if recompute else None,
             recompute_layers=recompute.layers if recompute else None,
@@ -406,9 +387,8 @@ def read_layout_text(text: str) -> PartialLayout:
         key, equals, value = item.partition("=")
         name = SHORT_KEYS.get(key.lower(), key.lower())
         if not equals or not value:
-            problems.append(
-                Problem(what=f"{shown(item)} is not key=value", key="layout", allowed="tp=8,pp=16,zero=1")
-            )
+            what = f"{shown(item)} is not key=value"
+            problems.append(Problem(what=what, key="layout", allowed="tp=8,pp=16,zero=1"))
         elif name in SwitchesFile.model_fields:
             switches = data.setdefault("switches", {})
             if name in switches:
@@ -418,6 +398,7 @@ def read_layout_text(text: str) -> PartialLayout:
             problems.append(Problem(what="is given twice", key=name, allowed="one value"))
         else:
             data[name] = _text_value(name, value)
+    # Both kinds of fault at once: a misspelt pair must not hide a wrong value behind it.
     try:
         partial = validate(LayoutFile, Document(data, "")).partial()
     except InputError as error:
@@ -436,5 +417,5 @@ def _text_value(name: str, value: str) -> Any:
     if (name == "sp" or name in _ON_OFF) and value in ("0", "1"):
         return value == "1"
     if name == "stages" and re.fullmatch(r"\d+(/\d+)*", value):
-        return [int(part[:9]) for part in value.split("/")]
+        return [int(part[:9]) for part in value.split("/")]  # longer ones are out of range however they end
     return value if name in ("recompute", "schedule", "stages") else plain_scalar(value)

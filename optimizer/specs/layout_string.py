@@ -45,9 +45,8 @@ def parse_layout_string(text: str, *, key: str = "pipeline_model_parallel_layout
     letters = _expand(text, key)
     unknown = sorted(set(letters) - set(LETTERS))
     if unknown:
-        raise input_error(
-            f"layout {shorten(text)!r}: unexpected {unknown[0]!r}", "E t m L | , x*N (...)*N", key=key
-        )
+        what = f"layout {shorten(text)!r}: unexpected {unknown[0]!r}"
+        raise input_error(what, "E t m L | , x*N (...)*N", key=key)
     return check_stages([_items(stage, key) for stage in letters.split("|")], key=key)
 
 
@@ -59,27 +58,23 @@ def shorten(value: object) -> str:
 
 def _expand(text: str, key: str) -> str:
     letters = text.replace(",", "")
+    # Groups first: what repeats inside of one is repeated with it.
     for pattern in (_GROUP, _REPEAT):
+        # Counted before it is written out: a short string may stand for more letters than fit into memory.
         size = sum(len(part) * int(times) for part, times in pattern.findall(letters))
         if size > 10 * MAX_LAYERS:
-            raise input_error(
-                f"layout {shorten(text)!r} repeats too often", f"at most {MAX_LAYERS} layers", key=key
-            )
+            what = f"layout {shorten(text)!r} repeats too often"
+            raise input_error(what, f"at most {MAX_LAYERS} layers", key=key)
         letters = pattern.sub(lambda match: match[1] * int(match[2]), letters)
     return letters
 
 
 def _items(stage: str, key: str) -> StageItems:
     if not _STAGE.fullmatch(stage):
-        raise input_error(
-            f"layout stage {shorten(stage)!r} is out of order", "E, then t, then m, then L", key=key
-        )
-    return StageItems(
-        layers=stage.count("t"),
-        mtp=stage.count("m"),
-        embedding=stage.startswith("E"),
-        loss=stage.endswith("L"),
-    )
+        what = f"layout stage {shorten(stage)!r} is out of order"
+        raise input_error(what, "E, then t, then m, then L", key=key)
+    layers, mtp = stage.count("t"), stage.count("m")
+    return StageItems(layers=layers, mtp=mtp, embedding=stage[:1] == "E", loss=stage[-1:] == "L")
 
 
 def stages_from_lists(stages: Sequence[object], *, key: str) -> tuple[StageItems, ...]:
@@ -92,9 +87,8 @@ def stages_from_lists(stages: Sequence[object], *, key: str) -> tuple[StageItems
         words = stage if isinstance(stage, list | tuple) else [stage]
         letters = "".join(WORDS.get(str(word), "?") for word in words)
         if "?" in letters:
-            raise input_error(
-                f"layout stage {shorten(stage)} is not known", "lists of " + ", ".join(WORDS), key=key
-            )
+            what = f"layout stage {shorten(stage)} is not known"
+            raise input_error(what, "lists of " + ", ".join(WORDS), key=key)
         items.append(_items(letters, key))
     return check_stages(items, key=key)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.specs.cluster_text import cluster_mapping
 from layoutopt.optimizer.specs.errors import InputError, Problem, input_error
-from layoutopt.optimizer.specs.gpu_catalog import find_gpu, split_reference
+from layoutopt.optimizer.specs.gpu_catalog import catalog, find_gpu, split_reference
 from layoutopt.optimizer.specs.reference_fabric import MAX_GPUS, build_reference, resized
 from layoutopt.optimizer.specs.units import shown, whole_number
 from layoutopt.optimizer.specs.vocabulary import Precision
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     Fill = Callable[[Mapping[str, Any]], Mapping[str, Any]]
     """From what a file's ``training`` states to what fills the rest of it."""
-    from collections.abc import Callable, Mapping
 
 
 MAX_PLAN_BYTES = 100_000_000
@@ -50,15 +49,11 @@ def cluster_names() -> tuple[str, ...]:
 
 def gpu_names() -> tuple[str, ...]:
     """Return the names of the catalog's GPUs, without aliases."""
-    from layoutopt.optimizer.specs.gpu_catalog import catalog
-
     return tuple(catalog())
 
 
 def load_gpu(name: str) -> GpuSpec:
     """Return a GPU of the catalog by name or alias; raises ``InputError`` with the nearest name."""
-    from layoutopt.optimizer.specs.gpu_catalog import find_gpu
-
     return find_gpu(name).gpu
 
 
@@ -103,11 +98,8 @@ def _workload(
     from layoutopt.optimizer.specs.model_file import ModelFile
 
     stated = document.data.get("training") or {}
-    if fill is not None and isinstance(stated, dict):
-        filled = fill(stated)
-        document = (
-            document.replaced((), {**document.data, "training": {**stated, **filled}}) if filled else document
-        )
+    if fill is not None and isinstance(stated, dict) and (filled := fill(stated)):
+        document = document.replaced((), {**document.data, "training": {**stated, **filled}})
     found = validate(ModelFile, document)
     if said is not None:
         said.update(found.notes())
@@ -125,7 +117,6 @@ def load_cluster(source: str | Path) -> ClusterSpec:
         With one line for each problem: file, line, key, what is wrong, what is allowed.
     """
     from layoutopt.optimizer.specs.document import exists
-    from layoutopt.optimizer.specs.gpu_catalog import split_reference
 
     reference = split_reference(str(source))
     named = isinstance(source, str) or not exists(Path(source))
@@ -198,9 +189,6 @@ def _file_model(kind: str) -> type[FileModel]:
 
 def reference_cluster(gpu: str, count: int) -> ClusterSpec:
     """Return ``count`` GPUs of a catalog entry on the reference fabric; the same family at every count."""
-    from layoutopt.optimizer.specs.gpu_catalog import find_gpu
-    from layoutopt.optimizer.specs.reference_fabric import build_reference
-
     return build_reference(find_gpu(gpu), count)
 
 
@@ -231,15 +219,13 @@ def override_training(
         changes["builtin_tokens"] = False
     if precision is not None:
         changes["precision"] = _precision(str(precision))
+        # A recipe belongs to fp8 alone, and a file that states one with another precision is refused.
         if changes["precision"] is not Precision.FP8:
             changes["fp8_recipe"] = None
     positions = workload.model.learned_positions
     if sequence_length is not None and positions and sequence_length > positions:
-        raise input_error(
-            f"{sequence_length} is more than the model's {positions} learned positions",
-            f"at most {positions}",
-            key="sequence_length",
-        )
+        what = f"{sequence_length} is more than the model's {positions} learned positions"
+        raise input_error(what, f"at most {positions}", key="sequence_length")
     return replace(workload, training=replace(workload.training, **changes))
 
 
@@ -274,8 +260,6 @@ def _open(source: str | Path, package: str, what: str) -> tuple[Document, str]:
 
 def _unknown(text: str, package: str, what: str) -> Problem:
     """Build the problem for what is neither a built-in nor a file, with the nearest of both."""
-    from layoutopt.optimizer.specs.units import shown
-
     names = _builtin_names(package)
     if not text.endswith(SUFFIXES) and "/" not in text:
         near = _near_gpus(text, what) or _near(text, names)
@@ -294,9 +278,7 @@ def _near(text: str, known: Iterable[str]) -> str:
 
     word, names = text.lower()[:60], list(known)
     begun = [name for name in names if word and name.startswith(word)]
-    near = [*begun, *(name for name in get_close_matches(word, names, n=3, cutoff=0.6) if name not in begun)][
-        :3
-    ]
+    near = list(dict.fromkeys([*begun, *get_close_matches(word, names, n=3, cutoff=0.6)]))[:3]
     return f"; nearest: {', '.join(near)}" if near else ""
 
 
@@ -337,16 +319,14 @@ def with_base(document: Document, load: Callable[[str], ClusterSpec]) -> Documen
         return document
     name = stated["base"]
     if "/" in name or "." in name:  # a base is a name: files could be each other's base without end
-        problem = document.problem(
-            ("base",), f"{shown(name)} is a file", "a built-in cluster, or NAMExN: h100x1024"
-        )
-        raise InputError(problem)
+        allowed = "a built-in cluster, or NAMExN: h100x1024"
+        raise InputError(document.problem(("base",), f"{shown(name)} is a file", allowed))
     try:
         lent = cluster_mapping(_sized(name, load, _count(stated)))
     except InputError as error:
-        raise InputError(
-            *(document.problem(("base",), found.what, found.allowed) for found in error.problems)
-        ) from None
+        problems = (document.problem(("base",), found.what, found.allowed) for found in error.problems)
+        raise InputError(*problems) from None
+    # The size is one of the two keys: lending the other would contradict what the file states.
     for one, other in (("gpus", "nodes"), ("nodes", "gpus")):
         if stated.get(one) is not None:
             lent.pop(other, None)

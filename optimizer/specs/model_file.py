@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
@@ -226,11 +227,8 @@ class TrainingFile(BatchFile):
             yield ("frozen",), "adapters freeze every part", "frozen or adapter"
         if given.adapter and given.optimizer and given.optimizer.kind is Optimizer.MUON:
             what = "muon's work is of all matrices, which adapters freeze"
-            yield (
-                ("optimizer",),
-                what,
-                "with adapters: " + ", ".join(kind for kind in Optimizer if kind is not Optimizer.MUON),
-            )
+            others = ", ".join(kind for kind in Optimizer if kind is not Optimizer.MUON)
+            yield ("optimizer",), what, f"with adapters: {others}"
         in_matrices = set(given.frozen or ()) - {FrozenPart.EMBEDDING, FrozenPart.OUTPUT, FrozenPart.ROUTER}
         if in_matrices and given.optimizer and given.optimizer.kind is Optimizer.MUON:
             what = f"muon's work is of all matrices, {', '.join(sorted(in_matrices))} among them"
@@ -239,25 +237,21 @@ class TrainingFile(BatchFile):
     def spec(self) -> TrainingSpec:
         """Convert to the form that the other rooms use."""
         return TrainingSpec(
-            sequence_length=self.sequence_length,
             global_batch=self.sequences(),
-            total_tokens=self.total_tokens,
-            precision=self.precision,
-            fp8_recipe=self.fp8_recipe,
             grad_bytes=self.grad_dtype,
             moment_bytes=self.moment_dtype,
             master_bytes=self.master_dtype,
-            pad_vocab=self.pad_vocab,
-            flash=self.flash,
-            dropout=self.dropout,
-            fused_loss=self.fused_loss,
-            loss_chunks=self.loss_chunks,
-            fp8_param_gather=self.fp8_param_gather,
-            moe_imbalance=self.moe_imbalance,
             optimizer=self.optimizer.spec(),
             adapter=self.adapter.spec() if self.adapter else None,
-            frozen=self.frozen,
+            **{name: getattr(self, name) for name in SAME},
         )
+
+
+SAME = (
+    *("sequence_length", "total_tokens", "precision", "fp8_recipe", "pad_vocab", "flash", "dropout"),
+    *("fused_loss", "loss_chunks", "fp8_param_gather", "moe_imbalance", "frozen"),
+)
+"""Fields that ``TrainingSpec`` has under the same name."""
 
 
 def _frozen_findings(frozen: set[FrozenPart], architecture: Any) -> Iterator[Finding]:
@@ -293,10 +287,8 @@ class ModelFile(FileModel):
         """Check what training and architecture must agree on."""
         training: Any = given.training
         positions = given.architecture.learned_positions if given.architecture else 0
-        parts = [
-            (("training",), training),
-            *((("phases", i), phase) for i, phase in enumerate(given.phases or ())),
-        ]
+        phases = [(("phases", i), phase) for i, phase in enumerate(given.phases or ())]
+        parts = [(("training",), training), *phases]
         for place, part in parts if positions else ():
             if part and part.sequence_length > positions:
                 what = f"{part.sequence_length} is more than the model's {positions} learned positions"
@@ -306,11 +298,8 @@ class ModelFile(FileModel):
         only_experts = training and training.adapter and training.adapter.targets == (AdapterTarget.EXPERTS,)
         if only_experts and given.architecture and given.architecture.moe is None:
             what = "the model has no experts to adapt"
-            yield (
-                ("training", "adapter", "targets"),
-                what,
-                "attention, mlp; experts only with architecture.moe",
-            )
+            allowed = "attention, mlp; experts only with architecture.moe"
+            yield ("training", "adapter", "targets"), what, allowed
         if training and training.frozen and given.architecture:
             yield from _frozen_findings(set(training.frozen), given.architecture)
 
@@ -321,21 +310,19 @@ class ModelFile(FileModel):
 
     def workload(self, default_name: str) -> Workload:
         """Convert to a ``Workload``."""
-        from dataclasses import replace
-
         training = self.training.spec()
-        phases = tuple(
+        phases = [
             replace(
                 training,
-                sequence_length=phase.sequence_length,
-                global_batch=phase.sequences(),
-                total_tokens=phase.total_tokens,
+                sequence_length=p.sequence_length,
+                global_batch=p.sequences(),
+                total_tokens=p.total_tokens,
             )
-            for phase in self.phases
-        )
+            for p in self.phases
+        ]
         return Workload(
             model=self.architecture.spec(self.name or as_name(default_name), self.published_parameters),
             training=training,
-            phases=phases,
+            phases=tuple(phases),
             phase_names=tuple(phase.name for phase in self.phases),
         )

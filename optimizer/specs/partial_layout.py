@@ -139,9 +139,8 @@ def _check_gpus(degrees: dict[str, int], gpus: int) -> None:
     if "dp" in degrees:
         raise InputError(Problem(what=f"{text} = {product}, cluster has {gpus} GPUs", key="layout"))
     what = f"{text} = {product} does not divide the cluster's {gpus} GPUs"
-    raise InputError(
-        Problem(what=what, key="layout", allowed="a product that divides them; dp is the quotient")
-    )
+    allowed = "a product that divides them; dp is the quotient"
+    raise InputError(Problem(what=what, key="layout", allowed=allowed))
 
 
 def _check_batch(factors: dict[str, int], batch: int) -> None:
@@ -151,9 +150,8 @@ def _check_batch(factors: dict[str, int], batch: int) -> None:
         return
     text = " x ".join(f"{name} {value}" for name, value in factors.items())
     if "micro_batches" in factors:
-        raise InputError(
-            Problem(what=f"{text} = {product}, the global batch is {batch} sequences", key="layout")
-        )
+        what = f"{text} = {product}, the global batch is {batch} sequences"
+        raise InputError(Problem(what=what, key="layout"))
     below = batch // product * product
     near = f"nearest batches {below} and {below + product}" if below else f"nearest batch {product}"
     what = f"{text} = {product} does not divide the global batch of {batch} sequences"

@@ -95,16 +95,12 @@ def first_gpus(cluster: ClusterSpec, count: int, *, key: str = "gpus") -> Cluste
         what = f"{cluster.name} has {cluster.gpu_count:,} GPUs, not {count:,}"
         reference = f"{cluster.gpu.name}x{count} is a reference fabric of that size"
         raise input_error(what, f"1 to {cluster.gpu_count}; {reference}", key=key)
+    # Which of a graph's GPUs are the first is not said in it.
     if cluster.graph is not None:
-        raise input_error(
-            f"the graph of {cluster.name} has {cluster.gpu_count:,} GPUs", "all of them", key=key
-        )
-    return replace(
-        cluster,
-        name=f"{count} of {cluster.name}",
-        gpu_count=count,
-        levels=_inner_levels(cluster, count),
-    )
+        what = f"the graph of {cluster.name} has {cluster.gpu_count:,} GPUs"
+        raise input_error(what, "all of them", key=key)
+    levels = _inner_levels(cluster, count)
+    return replace(cluster, name=f"{count} of {cluster.name}", gpu_count=count, levels=levels)
 
 
 def _inner_levels(cluster: ClusterSpec, count: int) -> tuple[NetworkLevel, ...]:
@@ -119,14 +115,8 @@ def resized(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
     """Return the same fabric with another number of GPUs: inner levels keep their size, the outermost spans all."""
     if not cluster.levels:
         network = NetworkLevel(name="network", gpus=gpus, latency_s=LEAF_LATENCY_S)
-        return replace(
-            cluster, gpu_count=gpus, levels=(network,) if gpus > cluster.gpus_per_node else (), graph=None
-        )
-    levels = [level for level in cluster.levels[:-1] if level.gpus < gpus]
-    outer = cluster.levels[len(levels)] if len(levels) < len(cluster.levels) else cluster.levels[-1]
-    levels.append(
-        NetworkLevel(
-            name=outer.name, gpus=gpus, oversubscription=outer.oversubscription, latency_s=outer.latency_s
-        )
-    )
+        levels = [network] if gpus > cluster.gpus_per_node else []
+    else:
+        levels = [level for level in cluster.levels[:-1] if level.gpus < gpus]
+        levels.append(replace(cluster.levels[len(levels)], gpus=gpus))
     return replace(cluster, gpu_count=gpus, levels=tuple(levels), graph=None)

@@ -47,6 +47,7 @@ def even_layers(model: ModelSpec, pp: int, vp: int, schedule: Schedule) -> tuple
 
 def _even_blocks(blocks: int, pp: int, vp: int, *, together: bool) -> list[int] | None:
     """Return the blocks of every entry of the stage list; ``together``: the first rank holds both ends."""
+    # Two virtual stages may be empty, as they hold the embedding and the head; those of a single rank may not.
     if blocks < max(pp * vp - 2, 1) or (pp == 1 and blocks < vp):
         return None
     small, larger = divmod(blocks, pp)

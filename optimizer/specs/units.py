@@ -54,22 +54,17 @@ BANDWIDTH = Dimension(
     name="bandwidth",
     units=_scaled(_DECIMAL | _BINARY, "B/s", "Bps")
     | _scaled(_DECIMAL, "bit/s", "Bit/s", "b/s", "bps", factor=1 / 8)
+    # gbps is how many write it; a small g before bytes would be as clear, and a small m before B is not
     | _scaled({"m": 1e6, "g": 1e9, "t": 1e12}, "bit/s", "bps", factor=1 / 8),
     examples='bytes/s, or a unit: "400 Gbit/s", "450 GB/s"',
     least=1e6,
 )
 TIME = Dimension(
     name="time",
-    units={"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
-    | {
-        "min": 60.0,
-        "h": HOUR_S,
-        "hour": HOUR_S,
-        "hours": HOUR_S,
-        "d": DAY_S,
-        "day": DAY_S,
-        "days": DAY_S,
-    },
+    # keyboards have the micro sign or the Greek letter, which look alike
+    units={"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0}
+    | dict.fromkeys(("h", "hour", "hours"), HOUR_S)
+    | dict.fromkeys(("d", "day", "days"), DAY_S),
     examples='seconds, or a unit: "10 us", "5 min", "2 h"',
 )
 FLOP_RATE = Dimension(
@@ -118,9 +113,8 @@ def parse_quantity(value: object, dimension: Dimension, *, key: str = "") -> flo
     if not math.isfinite(number):
         raise input_error(f"{shown(value)} is not a finite number", dimension.examples, key=key)
     if 0.0 < number < dimension.least:
-        raise input_error(
-            f"{shown(value)} is a {dimension.name} of {number:g} in SI", dimension.examples, key=key
-        )
+        what = f"{shown(value)} is a {dimension.name} of {number:g} in SI"
+        raise input_error(what, dimension.examples, key=key)
     return number
 
 
@@ -163,12 +157,9 @@ def _read(text: str, dimension: Dimension, key: str) -> float:
         raise input_error(what, f'"{number} {unit}bit/s" or "{number} {unit}B/s"', key=key)
     if factor is None and dimension is BYTES and unit.upper() in _DECIMAL:
         # nccl-tests' -b 1M is 1048576 bytes, as is dd's; catalogs of disks and files mean 1000000.
-        what = f"{shown(text)}: thousands or multiples of 1024?"
-        raise input_error(
-            what,
-            f'"{number} {unit.upper()}iB", which nccl-tests calls {unit}, or "{number} {unit.upper()}B"',
-            key=key,
-        )
+        what, prefix = f"{shown(text)}: thousands or multiples of 1024?", unit.upper()
+        allowed = f'"{number} {prefix}iB", which nccl-tests calls {unit}, or "{number} {prefix}B"'
+        raise input_error(what, allowed, key=key)
     if factor is None:
         raise input_error(f"{shown(text)}: unit {shown(unit)} is unknown", _known(dimension), key=key)
     try:
@@ -201,10 +192,8 @@ def _plain(value: object) -> str:
         return "a list"
     if value is None:
         return "nothing"
-    if (
-        isinstance(value, int) and abs(value) >= 10**MAX_SHOWN
-    ):  # str() refuses integers of thousands of digits
-        return "a huge number"
+    if isinstance(value, int) and abs(value) >= 10**MAX_SHOWN:
+        return "a huge number"  # str() refuses integers of thousands of digits
     if isinstance(value, float):
         return f"{value:.12g}"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -253,19 +242,13 @@ def format_count(value: float) -> str:
 def format_seconds(value_s: float) -> str:
     """Write a time in the unit that reads best, from ``2.70 us`` over ``4.51 s`` and ``19.7 days`` to ``2.74 years``."""
     size = abs(value_s)
+    # Up to two of the next unit the smaller one has more digits that mean something.
     steps = (
-        (1e-3, 1e-6, "us"),
-        (1.0, 1e-3, "ms"),
-        (120.0, 1.0, "s"),
-        (7200.0, 60.0, "min"),
-        (172_800.0, 3600.0, "h"),
+        *((1e-3, 1e-6, "us"), (1.0, 1e-3, "ms"), (120.0, 1.0, "s"), (7200.0, 60.0, "min")),
+        *((2 * DAY_S, HOUR_S, "h"), (1000 * DAY_S, DAY_S, "days"), (math.inf, YEAR_S, "years")),
     )
-    for limit, unit_s, name in steps:
-        if size < limit:
-            return f"{_three_digits(value_s / unit_s)} {name}"
-    if size < 1000 * DAY_S:
-        return f"{_three_digits(value_s / DAY_S)} days"
-    return f"{_three_digits(value_s / YEAR_S)} years"
+    unit_s, name = next((unit_s, name) for limit, unit_s, name in steps if size < limit or limit == math.inf)
+    return f"{_three_digits(value_s / unit_s)} {name}"
 
 
 def format_span(low_s: float, high_s: float) -> str:

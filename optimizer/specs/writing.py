@@ -36,6 +36,7 @@ def require_writable(path: Path | None, *, key: str = "") -> None:
         raise input_error(f"cannot be written: {error.strerror}", key=key, file=str(path)) from None
     if found is not None and stat.S_ISDIR(found.st_mode):
         raise input_error("is a folder", "a file in a folder that exists", key=key, file=str(path))
+    # Root may write to any file: that all write bits are off is what its owner said.
     if found is not None and not (found.st_mode & ANY_WRITE and os.access(path, os.W_OK)):
         raise input_error("is read-only", "a file that you may write to", key=key, file=str(path))
     if found is not None and not stat.S_ISREG(found.st_mode):
@@ -72,7 +73,7 @@ def open_for_writing(path: Path, *, key: str = "") -> Iterator[BinaryIO]:
         found = _status(path)
         own = _own_stream(found) if found is not None else None
         if own is not None:
-            sys.stdout.flush()
+            sys.stdout.flush()  # what was printed before stands before it
             with os.fdopen(os.dup(own), "wb") as file:
                 yield file
         elif found is not None and not stat.S_ISREG(found.st_mode):
@@ -90,6 +91,7 @@ def open_for_writing(path: Path, *, key: str = "") -> Iterator[BinaryIO]:
 @contextmanager
 def _replacing(target: Path, old: os.stat_result | None) -> Iterator[BinaryIO]:
     """Write a temporary file beside ``target`` and rename it; both survive a loss of power (fsync of file and folder)."""
+    # In the same folder: a rename across file systems is a copy, which may be cut short.
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".layoutopt-", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -108,6 +110,7 @@ def _like(temporary: str, old: os.stat_result | None) -> None:
     if old is not None:
         with suppress(PermissionError):  # somebody else's file in a folder of ours: it becomes ours
             os.chown(temporary, old.st_uid, old.st_gid)
+    # a temporary file is its owner's alone until then
     Path(temporary).chmod(stat.S_IMODE(old.st_mode) if old is not None else 0o666 & ~_umask())
 
 

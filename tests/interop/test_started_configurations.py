@@ -286,3 +286,14 @@ def test_accelerate_starts_megatron() -> None:
     assert (part.tp, part.pp, part.sp, part.dp, part.zero, part.micro_batches) == (2, 4, True, 2, 1, 8)
     assert part.recompute.granularity == "selective" and job.framework == "megatron"
     assert job.missing[-1].startswith("the model")
+
+
+def test_a_command_with_its_settings_says_what_it_took_for_the_nodes() -> None:
+    """A command that carries its settings assumes one node, as one that names a file does, and says so too."""
+    flags = "--stage sft --finetuning_type full --model_name_or_path meta-llama/Meta-Llama-3-8B --bf16 True"
+    batch = "--cutoff_len 2048 --per_device_train_batch_size 2 --gradient_accumulation_steps 8"
+    job = import_text(
+        f"#!/bin/bash\nNPROC_PER_NODE=8 llamafactory-cli train {flags} {batch}\n", "run.sh"
+    ).value
+    assert job.gpus == 8
+    assert any("one node, NNODES is not set" in note for note in job.notes)
