@@ -26,9 +26,10 @@ from checks.judged_answers import MOVES, Sentence, hear
 def main(only: str, moves: int) -> None:
     """Judge all questions."""
     wrong = 0
-    for name, asked in questions():
-        if only not in name:
-            continue
+    chosen = [(name, asked) for name, asked in questions() if only in name]
+    if not chosen:
+        raise click.BadParameter(f"no question's name contains {only!r}", param_hint="--only")
+    for name, asked in chosen:
         hearing = hear(asked, moves=moves)
         wrong += not hearing.good
         worst = max((abs(sentence.error) for sentence in hearing.sentences), default=0.0)

@@ -230,14 +230,11 @@ class CostModel:
             on_rank(self.model, block_parameters(self.model, run), batch, self.preset)
             for run in self.model.runs
         ]
-        forward, backward = fsdp_s(self.dp_context(batch, groups), units, held)
-        if self.preset.offload_activations:
-            down, up = self._host.block_s(*map(units.blocks_of, OFFLOADED))
-            forward, backward = forward + down, backward + up
+        beside = self._beside(batch, units, self.dp_context(batch, groups), held, EXACT).values()
         return MicroBatchUnits(
             units=units,
-            exposed_forward_s=forward,
-            exposed_backward_s=backward,
+            exposed_forward_s=np.sum([forward for forward, _ in beside], axis=0),
+            exposed_backward_s=np.sum([backward for _, backward in beside], axis=0),
             hop_s=self._hop_s(batch, groups),
         )
 
@@ -324,17 +321,12 @@ class CostModel:
             on_rank(self.model, block_parameters(self.model, run), batch, self.preset)
             for run in self.model.runs
         ]
-        layer_s, exposed = units.parts_of("parts_s"), []
+        exposed = self._beside(batch, units, dp, held, view, cheapest=switches.cheapest)
         if self.model.is_moe and switches.overlap[EpOverlap.BATCH].any():
-            exposed.append(self._alone_s(batch, units, view))
-            layer_s[Component.EP] = layer_s[Component.EP] + np.add(*exposed[-1])
-        if dp is not None:
-            exposed.append(fsdp_s(dp, units, held, ANY_COVER if switches.cheapest else 1.0))
-            layer_s[Component.FSDP] = np.add(*exposed[-1])
-        # other switches may leave more compute to hide the copies of what is offloaded
-        if self.preset.offload_activations and not (view.any_set or switches.cheapest):
-            exposed.append(self._host.block_s(*map(units.blocks_of, OFFLOADED)))
-            layer_s[Component.OFFLOAD] = np.add(*exposed[-1])
+            exposed = {Component.EP: self._alone_s(batch, units, view)} | exposed
+        layer_s = units.parts_of("parts_s")
+        for part, both in exposed.items():
+            layer_s[part] = layer_s.get(part, 0.0) + np.add(*both)
         left = self._left_bytes(batch, units, held, whole=not view.any_set)
         memory = memory_parts(
             self._memory_context(batch, units, held, left, switches, any_set=view.any_set),
@@ -360,10 +352,34 @@ class CostModel:
             fixed_s=self._fixed(batch, dp, groups, held, stage, switches) | {Component.BUBBLE: lone_s},
             bubble_weight=weight,
             may_recompute=full[batch.recompute],
-            operations=self._operations(batch, units, exposed, groups, switches),
+            operations=self._operations(batch, units, list(exposed.values()), groups, switches),
             **memory,
         )
         return parts if view.any_set else parts.grouped()
+
+    def _beside(
+        self,
+        batch: LayoutBatch,
+        units: Units,
+        dp: DpContext | None,
+        held: list[RankParameters],
+        view: View,
+        *,
+        cheapest: bool = False,
+    ) -> dict[Component, tuple[FloatArray, FloatArray]]:
+        """Return what a block takes beside its own units: of each component the seconds in forward and backward, (n, K).
+
+        The one place for a component per block: breakdown, order of operations and simulation read it. What another mesh
+        order, other switches or another recomputation would shorten has to be left out, or be least, where ``view`` says so;
+        ``cheapest``: the rows stand for all launch switches.
+        """
+        found = {}
+        if dp is not None:
+            found[Component.FSDP] = fsdp_s(dp, units, held, ANY_COVER if cheapest else 1.0)
+        # other switches may leave more compute to hide the copies of what is offloaded
+        if self.preset.offload_activations and not (view.any_set or cheapest):
+            found[Component.OFFLOAD] = self._host.block_s(*map(units.blocks_of, OFFLOADED))
+        return found
 
     def _alone_s(self, batch: LayoutBatch, units: Units, view: View) -> tuple[FloatArray, FloatArray]:
         """Exposed expert traffic of a block, forward and backward (n, K), of micro-batches that run beside no other.

@@ -7,7 +7,7 @@ Adam, SGD with momentum, Lion: NVIDIA/Megatron-LM core/optimizer; 8-bit Adam: De
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from layoutopt.optimizer.cost.matrices import model_matrices
 from layoutopt.optimizer.cost.parameters import model_parameters
@@ -41,18 +41,28 @@ class OptimizerRecord:
     orthogonal: bool = False
 
 
-OPTIMIZERS: Mapping[Optimizer, OptimizerRecord] = {
-    Optimizer.ADAMW: OptimizerRecord(matrix_moments=2, other_moments=2),
-    # Embeddings, and tensors too small to gain, stay in 32 bits (bitsandbytes GlobalOptimManager, min_8bit_size).
-    Optimizer.ADAM_8BIT: OptimizerRecord(
-        matrix_moments=2, other_moments=2, matrix_bytes=1 + SCALE_BYTES, other_bytes=4
-    ),
-    Optimizer.LION: OptimizerRecord(matrix_moments=1, other_moments=1),
-    Optimizer.SGD: OptimizerRecord(matrix_moments=1, other_moments=1),
-    Optimizer.ADAFACTOR: OptimizerRecord(matrix_moments=0, other_moments=1, factored=True),
-    # Embedding, output matrix, router, norms and biases stay on AdamW.
-    Optimizer.MUON: OptimizerRecord(matrix_moments=1, other_moments=2, orthogonal=True),
-}
+def _record(kind: Optimizer) -> OptimizerRecord:
+    """Return what is known of an optimizer; one case for each, one that is forgotten is a type error."""
+    match kind:
+        case Optimizer.ADAMW:
+            return OptimizerRecord(matrix_moments=2, other_moments=2)
+        case Optimizer.ADAM_8BIT:
+            # Embeddings, and tensors too small to gain, stay in 32 bits (bitsandbytes GlobalOptimManager, min_8bit_size).
+            return OptimizerRecord(
+                matrix_moments=2, other_moments=2, matrix_bytes=1 + SCALE_BYTES, other_bytes=4
+            )
+        case Optimizer.LION | Optimizer.SGD:
+            return OptimizerRecord(matrix_moments=1, other_moments=1)
+        case Optimizer.ADAFACTOR:
+            return OptimizerRecord(matrix_moments=0, other_moments=1, factored=True)
+        case Optimizer.MUON:
+            # Embedding, output matrix, router, norms and biases stay on AdamW.
+            return OptimizerRecord(matrix_moments=1, other_moments=2, orthogonal=True)
+        case _:
+            assert_never(kind)
+
+
+OPTIMIZERS: Mapping[Optimizer, OptimizerRecord] = {kind: _record(kind) for kind in Optimizer}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Pipeline schedules in closed form: activations held, bubble, transfers, parameter copies, launchers.
 
-A schedule is one entry of ``SCHEDULES``. The step of any of them has the shape the choice of stages needs,
+A schedule is one record, a case of ``_model``. The step of any of them has the shape the choice of stages needs,
 
     step = m * max_s T_s + bubble_weight * (sum_s T_s - max_s T_s) + rest,
 
@@ -27,7 +27,7 @@ micro-batches:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 import numpy as np
 
@@ -271,90 +271,113 @@ def _pipelines(pp: IntArray, vp: IntArray, micro_batches: IntArray, group: IntAr
     return Pipelines(**dict(zip(("pp", "vp", "micro_batches", "group"), columns, strict=True)))
 
 
-_ENTRIES = (
-    ScheduleModel(
-        schedule=Schedule.NONE,
-        in_flight=flows.hold_one,
-        bubble=bubbles.no_bubble,
-        hops=flows.no_hops,
-        waiting_hops=flows.no_hops,
-        source="gradient accumulation on one rank",
-    ),
-    ScheduleModel(
-        schedule=Schedule.GPIPE,
-        in_flight=flows.hold_all,
-        bubble=bubbles.one_f_one_b,
-        hops=flows.fill_and_drain,
-        waiting_hops=flows.gpipe_waiting,
-        source="Huang et al. 2019, arXiv:1811.06965, section 2.3; torch/distributed/pipelining/schedules.py",
-    ),
-    ScheduleModel(
-        schedule=Schedule.ONE_F_ONE_B,
-        in_flight=flows.hold_one_f_one_b,
-        bubble=bubbles.one_f_one_b,
-        hops=flows.one_f_one_b_hops,
-        waiting_hops=flows.one_f_one_b_waiting,
-        hops_overlap=False,
-        source="Narayanan et al. 2021, arXiv:2104.04473, section 2.2.1; Megatron-LM core/pipeline_parallel",
-    ),
-    ScheduleModel(
-        schedule=Schedule.INTERLEAVED,
-        in_flight=flows.hold_interleaved,
-        bubble=bubbles.interleaved,
-        hops=flows.interleaved_hops,
-        waiting_hops=flows.interleaved_waiting,
-        min_chunks=2,
-        max_chunks=None,
-        source="same paper, section 2.2.2; Megatron-LM core/pipeline_parallel/schedules.py",
-    ),
-    ScheduleModel(
-        schedule=Schedule.ZB_H1,
-        in_flight=flows.hold_zb_h1,
-        bubble=bubbles.zb_h1,
-        hops=flows.zb_h1_hops,
-        waiting_hops=flows.zb_h1_waiting,
-        splits_backward=True,
-        source="Qi et al. 2024, arXiv:2401.10241, section 2.1 and table 1; sail-sg zbpp_light",
-    ),
-    ScheduleModel(
-        schedule=Schedule.ZB_V,
-        in_flight=flows.hold_zb_v,
-        bubble=bubbles.zb_v,
-        hops=flows.zb_v_hops,
-        waiting_hops=flows.zb_v_waiting,
-        min_chunks=2,
-        max_chunks=2,
-        splits_backward=True,
-        source="Qi et al. 2024, arXiv:2401.10241, section 6; torch/distributed/pipelining/schedules.py",
-    ),
-    ScheduleModel(
-        schedule=Schedule.DUALPIPE,
-        in_flight=flows.hold_dualpipe,
-        bubble=bubbles.dualpipe,
-        hops=flows.dualpipe_hops,
-        waiting_hops=flows.dualpipe_waiting,
-        # deepseek-ai/DualPipe waits in _commit_and_wait_comm before every chunk.
-        hops_overlap=False,
-        parameter_copies=2,
-        min_micro_batches=2,
-        even=True,
-        splits_backward=True,
-        pairs=True,
-        source="DeepSeek-V3, arXiv:2412.19437, section 3.2.1; deepseek-ai/DualPipe dualpipe.py",
-    ),
-    ScheduleModel(
-        schedule=Schedule.DUALPIPE_V,
-        in_flight=flows.hold_dualpipe_v,
-        bubble=bubbles.dualpipe_v,
-        hops=flows.dualpipe_v_hops,
-        waiting_hops=flows.dualpipe_v_waiting,
-        min_chunks=2,
-        max_chunks=2,
-        min_micro_batches=2,
-        splits_backward=True,
-        pairs=True,
-        source="deepseek-ai/DualPipe dualpipev.py; torch/distributed/pipelining/schedules.py",
-    ),
+_NONE = ScheduleModel(
+    schedule=Schedule.NONE,
+    in_flight=flows.hold_one,
+    bubble=bubbles.no_bubble,
+    hops=flows.no_hops,
+    waiting_hops=flows.no_hops,
+    source="gradient accumulation on one rank",
 )
-SCHEDULES: dict[Schedule, ScheduleModel] = {entry.schedule: entry for entry in _ENTRIES}
-"""Every schedule of the vocabulary; a new one is one entry."""
+_GPIPE = ScheduleModel(
+    schedule=Schedule.GPIPE,
+    in_flight=flows.hold_all,
+    bubble=bubbles.one_f_one_b,
+    hops=flows.fill_and_drain,
+    waiting_hops=flows.gpipe_waiting,
+    source="Huang et al. 2019, arXiv:1811.06965, section 2.3; torch/distributed/pipelining/schedules.py",
+)
+_ONE_F_ONE_B = ScheduleModel(
+    schedule=Schedule.ONE_F_ONE_B,
+    in_flight=flows.hold_one_f_one_b,
+    bubble=bubbles.one_f_one_b,
+    hops=flows.one_f_one_b_hops,
+    waiting_hops=flows.one_f_one_b_waiting,
+    hops_overlap=False,
+    source="Narayanan et al. 2021, arXiv:2104.04473, section 2.2.1; Megatron-LM core/pipeline_parallel",
+)
+_INTERLEAVED = ScheduleModel(
+    schedule=Schedule.INTERLEAVED,
+    in_flight=flows.hold_interleaved,
+    bubble=bubbles.interleaved,
+    hops=flows.interleaved_hops,
+    waiting_hops=flows.interleaved_waiting,
+    min_chunks=2,
+    max_chunks=None,
+    source="same paper, section 2.2.2; Megatron-LM core/pipeline_parallel/schedules.py",
+)
+_ZB_H1 = ScheduleModel(
+    schedule=Schedule.ZB_H1,
+    in_flight=flows.hold_zb_h1,
+    bubble=bubbles.zb_h1,
+    hops=flows.zb_h1_hops,
+    waiting_hops=flows.zb_h1_waiting,
+    splits_backward=True,
+    source="Qi et al. 2024, arXiv:2401.10241, section 2.1 and table 1; sail-sg zbpp_light",
+)
+_ZB_V = ScheduleModel(
+    schedule=Schedule.ZB_V,
+    in_flight=flows.hold_zb_v,
+    bubble=bubbles.zb_v,
+    hops=flows.zb_v_hops,
+    waiting_hops=flows.zb_v_waiting,
+    min_chunks=2,
+    max_chunks=2,
+    splits_backward=True,
+    source="Qi et al. 2024, arXiv:2401.10241, section 6; torch/distributed/pipelining/schedules.py",
+)
+_DUALPIPE = ScheduleModel(
+    schedule=Schedule.DUALPIPE,
+    in_flight=flows.hold_dualpipe,
+    bubble=bubbles.dualpipe,
+    hops=flows.dualpipe_hops,
+    waiting_hops=flows.dualpipe_waiting,
+    # deepseek-ai/DualPipe waits in _commit_and_wait_comm before every chunk.
+    hops_overlap=False,
+    parameter_copies=2,
+    min_micro_batches=2,
+    even=True,
+    splits_backward=True,
+    pairs=True,
+    source="DeepSeek-V3, arXiv:2412.19437, section 3.2.1; deepseek-ai/DualPipe dualpipe.py",
+)
+_DUALPIPE_V = ScheduleModel(
+    schedule=Schedule.DUALPIPE_V,
+    in_flight=flows.hold_dualpipe_v,
+    bubble=bubbles.dualpipe_v,
+    hops=flows.dualpipe_v_hops,
+    waiting_hops=flows.dualpipe_v_waiting,
+    min_chunks=2,
+    max_chunks=2,
+    min_micro_batches=2,
+    splits_backward=True,
+    pairs=True,
+    source="deepseek-ai/DualPipe dualpipev.py; torch/distributed/pipelining/schedules.py",
+)
+
+
+def _model(schedule: Schedule) -> ScheduleModel:
+    """Return the record of a schedule; one case for each, one that is forgotten is a type error."""
+    match schedule:
+        case Schedule.NONE:
+            return _NONE
+        case Schedule.GPIPE:
+            return _GPIPE
+        case Schedule.ONE_F_ONE_B:
+            return _ONE_F_ONE_B
+        case Schedule.INTERLEAVED:
+            return _INTERLEAVED
+        case Schedule.ZB_H1:
+            return _ZB_H1
+        case Schedule.ZB_V:
+            return _ZB_V
+        case Schedule.DUALPIPE:
+            return _DUALPIPE
+        case Schedule.DUALPIPE_V:
+            return _DUALPIPE_V
+        case _:
+            assert_never(schedule)
+
+
+SCHEDULES: dict[Schedule, ScheduleModel] = {schedule: _model(schedule) for schedule in Schedule}
+"""Every schedule of the vocabulary."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from layoutopt.optimizer.cost.components import Place
+from layoutopt.optimizer.cost.components import Component, Place
 from layoutopt.optimizer.cost.terms import StageTerms
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
-    from layoutopt.optimizer.cost.components import Component
 
     FloatArray = NDArray[np.float64]
     Named = dict[str, FloatArray]
     Times = dict[Component, FloatArray]
 
 Name = TypeVar("Name", bound=str)
+OF_ORDER = (Component.PP, Component.BUBBLE)
+"""What the order of operations itself brings, in closed form: the exact step has its own."""
 
 
 def total(parts: Named | Times, like: FloatArray) -> FloatArray:
@@ -102,6 +103,18 @@ class TermParts:
     bubble_weight: FloatArray
     may_recompute: NDArray[np.bool_]
     operations: OperationTimes
+
+    def __post_init__(self) -> None:
+        """Raise TypeError where a component's seconds are not at its record's place: the exact step would miss them."""
+        piped = (*self.layer_s, *self.recompute_s, *self.first_s, *self.last_s)
+        strays = [part for part in piped if part.record.place is not Place.PIPELINE]
+        strays += [
+            part for part in self.fixed_s if part.record.place is Place.PIPELINE and part not in OF_ORDER
+        ]
+        if strays:
+            raise TypeError(
+                f"component {strays[0]}: its record says {strays[0].record.place}, its seconds are elsewhere"
+            )
 
     def slower(self, factor: float) -> TermParts:
         """Return the parts with every time multiplied; 1 leaves them as they are."""

@@ -24,7 +24,7 @@ _NEWEST = Abilities(
 
 RECORD = FrameworkRecord(
     name="nanotron",
-    family=TrainerFamily.NANOTRON,
+    family=TrainerFamily.OWN,
     releases=(PublishedRelease(number=NEWEST, date="", abilities=_NEWEST),),
     exports="2026-04",
     imports=(

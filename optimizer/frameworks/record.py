@@ -22,13 +22,13 @@ NEWEST: Release = (9999,)
 
 
 class TrainerFamily(StrEnum):
-    """Frameworks that run the same code of parallelism and share its validity rules."""
+    """Frameworks that run the same code of parallelism and share its validity rules; ``OWN`` shares nobody's."""
 
     MEGATRON_CORE = "megatron-core"
     PYTORCH_PIPELINES = "pytorch-pipelines"
     DEEPSPEED_ENGINE = "deepspeed-engine"
     PLAIN_FSDP = "plain-fsdp"
-    NANOTRON = "nanotron"
+    OWN = "own"
     FREEST = "freest"
 
 

@@ -10,7 +10,7 @@ from layoutopt.optimizer.solve.judge import judge_layout
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.layout import Recompute, Switches
 from layoutopt.optimizer.specs.partial_layout import PartialLayout
-from layoutopt.optimizer.specs.vocabulary import CudaGraph, Dispatcher, Granularity, Schedule, Verdict
+from layoutopt.optimizer.specs.vocabulary import CpComm, CudaGraph, Dispatcher, Granularity, Schedule, Verdict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +32,7 @@ AXES: dict[str, list[Any]] = {
     "recompute": [
         Recompute(),
         Recompute(granularity=Granularity.FULL),
+        *(Recompute(granularity=Granularity.FULL, group=layers) for layers in (2, 3)),
         *(Recompute(granularity=Granularity.SELECTIVE, modules=(name,)) for name in MODULES),
     ],
     "recompute_layers": [None, 1, 2, 3],
@@ -39,8 +40,12 @@ AXES: dict[str, list[Any]] = {
 SWITCHES: dict[str, list[Any]] = {
     **{name: [None, True, False] for name in ("ep_overlap", "delay_wgrad", "shared_expert_overlap")},
     "dispatcher": [None, *Dispatcher],
-    "cuda_graph": [None, CudaGraph.NONE, CudaGraph.PARTIAL],
+    **{name: [None, True, False] for name in ("tp_overlap", "dp_overlap", "param_overlap", "compiled")},
+    "cp_kind": [None, *CpComm],
+    "cuda_graph": [None, *CudaGraph],
+    "loss_chunks": [None, 1, 8],
 }
+"""Every launch switch that changes no numbers."""
 
 
 def open_form(layout: Layout) -> PartialLayout:

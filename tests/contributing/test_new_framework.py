@@ -34,7 +34,7 @@ _1 = replace(_2, zero=(0,))
 RECORD = FrameworkRecord(
     name="tiny-train",
     aliases=("tt",),
-    family=TrainerFamily.NANOTRON,
+    family=TrainerFamily.OWN,
     releases=(
         PublishedRelease(number=(1, 0), date="2024-03", abilities=_1),
         PublishedRelease(number=(2, 0), date="2025-06", abilities=_2),

@@ -12,22 +12,37 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VOCABULARY, MODELS = "optimizer/specs/vocabulary.py", "optimizer/cost/schedules.py"
+FLOWS, BUBBLES = "optimizer/cost/flows.py", "optimizer/cost/bubbles.py"
 MEMBER = '    PLAIN = "plain"\n'
 RECORD = """\
-    ScheduleModel(
-        schedule=Schedule.PLAIN,
-        in_flight=flows.hold_one_f_one_b,
-        bubble=bubbles.one_f_one_b,
-        hops=flows.one_f_one_b_hops,
-        waiting_hops=flows.one_f_one_b_waiting,
-        hops_overlap=False,
-        source="made up: 1F1B under another name",
-    ),
+_PLAIN = ScheduleModel(
+    schedule=Schedule.PLAIN,
+    in_flight=flows.hold_plain,
+    bubble=bubbles.plain,
+    hops=flows.one_f_one_b_hops,
+    waiting_hops=flows.one_f_one_b_waiting,
+    hops_overlap=False,
+    source="made up: 1F1B under another name",
+)
+
+
 """
-CASE = """\
-        case Schedule.PLAIN:
-            return _one_f_one_b
+HELD = """\
+def hold_plain(pipelines: Pipelines, ranks: IntArray) -> FloatArray:
+    return hold_one_f_one_b(pipelines, ranks)
+
+
 """
+BUBBLE = """\
+def plain(pipelines: Pipelines) -> list[Chain]:
+    return one_f_one_b(pipelines)
+
+
+"""
+MODEL, CASE = (
+    f"        case Schedule.PLAIN:\n            return {name}\n" for name in ("_PLAIN", "_one_f_one_b")
+)
+LAST_CASE = "        case _:\n            assert_never(schedule)"
 QUESTION = ("llama3-8b", "h100x16", "--batch", "64", "--framework", "any")
 
 
@@ -41,8 +56,11 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     """Return a copy with the schedule, which is 1F1B under another name."""
     tree = Tree.copy(tmp_path_factory.mktemp("schedule"))
     tree.insert(VOCABULARY, '    GPIPE = "gpipe"', MEMBER)
-    tree.insert(MODELS, ")\nSCHEDULES: ", RECORD)
-    tree.insert(orders_file(), "        case _:\n            assert_never(schedule)", CASE)
+    tree.insert(FLOWS, "def no_hops", HELD)
+    tree.insert(BUBBLES, "def interleaved", BUBBLE)
+    tree.insert(MODELS, "def _model", RECORD)
+    tree.insert(MODELS, LAST_CASE, MODEL)
+    tree.insert(orders_file(), LAST_CASE, CASE)
     return tree
 
 
@@ -64,7 +82,9 @@ def test_the_new_schedule_is_priced_like_its_twin(tree: Tree) -> None:
     """What runs in the same order takes the same time and memory."""
     new, old = priced(tree, "plain"), priced(tree, "1f1b")
     assert new["layout"]["schedule"] == "plain"
-    assert new["estimate"] == old["estimate"]
+    assert new["estimate"]["memory"] == old["estimate"]["memory"]
+    for name, seconds in old["estimate"]["breakdown_s"].items():
+        assert new["estimate"]["breakdown_s"][name] == pytest.approx(seconds, rel=1e-9, abs=1e-12), name
 
 
 def test_every_command_knows_it(tree: Tree) -> None:
@@ -81,8 +101,13 @@ def test_every_command_knows_it(tree: Tree) -> None:
     assert "schedule" in refused
 
 
-def test_a_forgotten_order_is_a_type_error(tmp_path: Path) -> None:
-    """A schedule without an order stops the type checker at the place where it belongs."""
+def test_a_forgotten_order_or_record_is_a_type_error(tmp_path: Path) -> None:
+    """A schedule without an order or a record stops the type checker at the places where they belong."""
     tree = Tree.copy(tmp_path)
     tree.insert(VOCABULARY, '    GPIPE = "gpipe"', MEMBER)
-    assert "assert_never" in tree.mypy(orders_file())
+    told = tree.mypy(orders_file(), MODELS)
+    assert (
+        f"{orders_file()}:" in told
+        and f"{MODELS}:" in told
+        and told.count('"assert_never" has incompatible') == 2
+    )

@@ -121,7 +121,7 @@ def saving_question(seed: int) -> Question:
     return replace(
         question,
         options=replace(question.options, space=space),
-        cluster=cluster_of(gpus, host_memory_bytes=(None, 1e9, 8e9)[seed % 3]),
+        cluster=cluster_of(gpus, host_memory_bytes=(None, 1e9, 8e9)[(seed + seed // 3) % 3]),
     )
 
 
@@ -242,9 +242,9 @@ def all_layouts(
 
 
 def tight(question: Question, seed: int) -> Question:
-    """Leave so little memory that part of the layouts no longer fits, on two spaces of three."""
+    """Leave so little memory that part of the layouts no longer fits, on two spaces of three of every framework."""
     source = question.costed_space()
-    if not len(source.degrees) or seed % 3 == 0:
+    if not len(source.degrees) or seed // 3 % 3 == 0:
         return question
     terms = source.terms(source.expand(source.degrees)[0])
     usage = (terms.layer_state_bytes + terms.in_flight[:, :1] * terms.layer_activation_bytes) @ source.counts
@@ -409,13 +409,13 @@ def required_question(seed: int) -> tuple[Question, tuple[str, ...]]:
     rng = np.random.default_rng(7000 + seed)
     best = search(question.costed_space()).best
     texts = [str(rng.choice(STAGE_REQUIREMENTS)), str(rng.choice(STAGE_REQUIREMENTS + AXIS_REQUIREMENTS))]
-    if best is not None and seed % 3 == 0:
+    if best is not None and seed // 3 % 3 == 0:
         texts[1] = f"peak_gb <= {best.peak_bytes / 1e9 * rng.uniform(0.7, 1.0):.9g}"
     if best is not None and seed % 5 == 0:
         texts.append(f"step_s <= {best.step_time_s * rng.uniform(1.0, 1.2):.9g}")
     if best is not None and seed % 7 == 0:
         texts.append(f"step_s + layers[0]*{best.step_time_s / 10:.9g} <= {best.step_time_s * 1.3:.9g}")
-    required = tuple(dict.fromkeys(texts[seed % 2 :]))
+    required = tuple(dict.fromkeys(texts[seed // 2 % 2 :]))
     space = replace(question.options.space, require=required)
     return replace(question, options=replace(question.options, space=space)), required
 
