@@ -38,8 +38,7 @@ from checks.residuals import FEWEST, from_csv, unseen_errors
 from layoutopt.optimizer.cost.constants import constant_table
 from layoutopt.optimizer.evidence.band import ALL, SHARES
 from layoutopt.optimizer.evidence.case import RunFamily
-from layoutopt.optimizer.evidence.cases import build_cases
-from layoutopt.optimizer.evidence.flop_counts import is_recounted
+from layoutopt.optimizer.evidence.cases import build_cases, is_recounted
 from layoutopt.optimizer.evidence.metrics import summarize
 from layoutopt.optimizer.evidence.published import references
 from layoutopt.optimizer.evidence.robust import MAD_TO_SIGMA

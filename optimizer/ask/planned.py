@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from layoutopt.optimizer.ask.job import load_job
 from layoutopt.optimizer.ask.load import load_layout
 from layoutopt.optimizer.ask.records import AS_STATED, PYTHON, JobRequest, Names, RunChoices
-from layoutopt.optimizer.cost.factory import CostKind, build_cost_model
+from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.frameworks.preset import calibrated
 from layoutopt.optimizer.solve.inputs import Question, question_from_plain
 from layoutopt.optimizer.solve.plan import SolveOptions
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.ask.job import Job
     from layoutopt.optimizer.cost.cost_model import CostModel
+    from layoutopt.optimizer.frameworks.preset import FrameworkPreset
     from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.solve.plan import Plan
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -97,13 +98,17 @@ def of_plan(workload: Workload, cluster: ClusterSpec, options: SolveOptions, pla
     return _of_question(Question(workload=workload, cluster=cluster, options=options), plan.layout)
 
 
-def _of_question(question: Question, layout: Layout) -> Planned:
-    options, training = question.options, question.workload.training
-    preset = preset_of_run(options.framework, options.space.software, question.cluster, options.space.run)
-    cost = build_cost_model(
-        question.workload.model, training, question.cluster, preset=preset, kind=options.cost
+def _of_question(
+    question: Question, layout: Layout, preset: FrameworkPreset | None = None, notes: tuple[str, ...] = ()
+) -> Planned:
+    options, workload = question.options, question.workload
+    preset = preset or preset_of_run(
+        options.framework, options.space.software, question.cluster, options.space.run
     )
-    return Planned(question=question, layout=layout, cost=cost)
+    cost = build_cost_model(
+        workload.model, workload.training, question.cluster, preset=preset, kind=options.cost
+    )
+    return Planned(question=question, layout=layout, cost=cost, notes=notes)
 
 
 def of_job(job: Job) -> Planned:
@@ -115,11 +120,8 @@ def of_job(job: Job) -> Planned:
     question = Question(workload=job.workload, cluster=job.cluster, options=options)
     layout = job.layout
     whole = layout.complete(job.workload, job.cluster) if isinstance(layout, PartialLayout) else layout
-    preset = job.preset or preset_of_run(job.framework, job.software, job.cluster, job.run)
-    cost = build_cost_model(
-        job.workload.model, job.workload.training, job.cluster, preset=preset, kind=CostKind.FULL
-    )
-    return Planned(question=question, layout=whole, cost=cost, notes=job.notes)
+    # The file's own switches stand in its preset; the question alone would price the trainer's defaults.
+    return _of_question(question, whole, job.preset, job.notes)
 
 
 def is_plan(source: str | Path) -> bool:
@@ -130,6 +132,7 @@ def is_plan(source: str | Path) -> bool:
 def _plan(source: Path) -> dict[str, object] | None:
     """Return a plan's JSON, None for any other file."""
     text = read_text(source, max_bytes=MAX_PLAN_BYTES)
+    # Launch scripts may be long, and no JSON parser has to read them to tell.
     if not text.lstrip().startswith("{"):
         return None
     try:

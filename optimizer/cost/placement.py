@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.specs.vocabulary import Axis
 from layoutopt.optimizer.topology.mesh import closest_groups, mesh_groups
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import LayoutBatch
+    from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.topology.mesh import MeshGroups
 
 
@@ -22,6 +24,11 @@ def groups_of(order: str, batch: LayoutBatch) -> MeshGroups:
     if not order:
         return closest_groups(tp=batch.tp, cp=batch.cp, pp=batch.pp, dp=batch.dp, ep=batch.ep, etp=batch.etp)
     return mesh_groups(order, tp=batch.tp, cp=batch.cp, pp=batch.pp, dp=batch.dp, ep=batch.ep, etp=batch.etp)
+
+
+def layout_groups(layout: Layout) -> MeshGroups:
+    """Return the process groups of one layout, each of arrays (1,)."""
+    return groups_of(layout.mesh_order, batch_of_one(layout))
 
 
 def inner_axes(order: str, is_moe: bool) -> list[str]:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from layoutopt.optimizer.cost.batch import batch_of_one
-from layoutopt.optimizer.cost.placement import groups_of, order_of
+from layoutopt.optimizer.cost.placement import layout_groups
 from layoutopt.optimizer.diagnose.kernels import is_known_group
 from layoutopt.optimizer.specs.vocabulary import Axis
 from layoutopt.optimizer.topology.counting import ranks_of_groups
@@ -39,8 +38,7 @@ class PlannedGroup(NamedTuple):
 
 def planned_groups(layout: Layout, rank: int) -> tuple[PlannedGroup, ...]:
     """Return the groups of two or more that a rank of a layout communicates in."""
-    batch = batch_of_one(layout)
-    groups = groups_of(order_of(batch, closest=False), batch)
+    groups = layout_groups(layout)
     named = [
         (Axis.TP, groups.tp), (Axis.CP, groups.cp), (Axis.PP, groups.pp), (Axis.DP, groups.dp_cp), (Axis.DP, groups.dp)
     ]  # fmt: skip

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.estimate import rank_breakdowns
 from layoutopt.optimizer.cost.kernel_times import stage_times
-from layoutopt.optimizer.cost.placement import groups_of, order_of
+from layoutopt.optimizer.cost.placement import layout_groups
 from layoutopt.optimizer.diagnose.parts import Activity, Label
 from layoutopt.optimizer.specs.vocabulary import Axis
 
@@ -99,8 +98,7 @@ class Expectation:
 
     def group(self, axis: Axis) -> GroupBatch:
         """Return the ranks that communicate over an axis; over dp those that share dense state."""
-        batch = batch_of_one(self.layout)
-        groups = groups_of(order_of(batch, closest=False), batch)
+        groups = layout_groups(self.layout)
         by_axis = {
             Axis.TP: groups.tp, Axis.CP: groups.cp, Axis.EP: groups.ep, Axis.DP: groups.dp_cp, Axis.PP: groups.pp
         }  # fmt: skip

@@ -6,12 +6,12 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.cost.flops import model_flops_per_token
 from layoutopt.optimizer.cost.hardware import EIGHT_BIT, HOPPER
 from layoutopt.optimizer.evidence.assumptions import assume
 from layoutopt.optimizer.evidence.case import Case, RunFamily, Skip, SkipRow
 from layoutopt.optimizer.evidence.case_layout import check_degrees, layout_of
 from layoutopt.optimizer.evidence.case_model import model_of, training_of
-from layoutopt.optimizer.evidence.flop_counts import recounted
 from layoutopt.optimizer.evidence.nearest import (
     SINGLE_STATES,
     framework_of,
@@ -362,6 +362,27 @@ def _memory_gb(run: MeasuredRun, facts: NoteFacts) -> float | None:
         return None
     binary = facts.memory_gib or run.mem_kind == "nvidia-smi"
     return run.mem_gb * GIB_PER_GB if binary else run.mem_gb
+
+
+DERIVED = "tflops_gpu"
+"""``measured_from`` of rows whose seconds are their model's FLOPs over stated TFLOP/s."""
+
+
+def is_recounted(run: MeasuredRun) -> bool:
+    """Whether a row's seconds were derived by the whole attention square where its publication counts half of it."""
+    # Seconds that the source states itself are right by any count.
+    derived = run.measured_from == DERIVED and run.measured_step_s is not None
+    return derived and any(
+        entry["phrase"] in (run.source or "") for entry in packaged("evidence", "flop_counts")
+    )
+
+
+def recounted(run: MeasuredRun, model: ModelSpec, sequence_length: float) -> MeasuredRun:
+    """Return the row with the seconds that its TFLOP/s mean by its publication's own count."""
+    if run.measured_step_s is None or not is_recounted(run):
+        return run
+    half, whole = (model_flops_per_token(model, sequence_length, causal=causal) for causal in (True, False))
+    return replace(run, measured_step_s=run.measured_step_s * half / whole)
 
 
 def family_of(model: ModelSpec, gpu: GpuSpec, precision: Precision, framework: Framework) -> RunFamily:

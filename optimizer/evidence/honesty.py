@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.cost.factory import CostKind
 from layoutopt.optimizer.evidence.band import Band, calibrated_by_runs, error_band, memory_ratios, scaled
-from layoutopt.optimizer.evidence.robust_choice import RobustChoice, choose_robust
-from layoutopt.optimizer.evidence.steps_under import ChoiceRisk, choice_risk
+from layoutopt.optimizer.evidence.choice import ChoiceRisk, RobustChoice, choice_risk, choose_robust
 from layoutopt.optimizer.evidence.ties import Tie, find_ties
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ import numpy as np
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.estimate import estimate
 from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.cost.placement import layout_groups
 from layoutopt.optimizer.evidence.belief import suggest
 from layoutopt.optimizer.evidence.discrepancy import discrepancy
 from layoutopt.optimizer.evidence.observed import Items, believed, observe_runs
@@ -24,7 +25,6 @@ from layoutopt.optimizer.evidence.proxy import proxy_of
 from layoutopt.optimizer.plan.watch import ExpectedBandwidth, expected_bandwidths
 from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.units import HOUR_S
-from layoutopt.optimizer.topology.mesh import mesh_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -295,8 +295,7 @@ def _observed(measured: Sequence[Case], cluster: ClusterSpec) -> tuple[Observati
 def _is_known(benchmark: ExpectedBandwidth, job: ProbeJob) -> bool:
     """Tell whether the links of a group were benchmarked: the cluster states what share of them collectives reach."""
     layout, cluster = job.layout, job.cluster
-    degrees = {name: np.array([getattr(layout, name)]) for name in ("tp", "cp", "pp", "dp", "ep", "etp")}
-    group = getattr(mesh_groups(layout.mesh_order, **degrees), benchmark.axis)
+    group = getattr(layout_groups(layout), benchmark.axis)
     within = int(group.members_within(cluster.nvlink_domain)[0]) >= benchmark.members
     link = "nvlink_fraction" if within else "network_fraction"
     return any(name.partition(".")[0] == link for name in cluster.calibration)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.cost.placement import layout_groups
 from layoutopt.optimizer.specs.vocabulary import CpComm
 from layoutopt.optimizer.topology.links import load_links
-from layoutopt.optimizer.topology.mesh import mesh_groups
 from layoutopt.optimizer.topology.one import bus_factor
 from layoutopt.optimizer.topology.prices import Topology
 
@@ -144,8 +142,7 @@ def slow_rank(layout: Layout, estimate: Estimate, slower: float) -> SlowRank:
 
 def expected_bandwidths(cost: CostModel, layout: Layout, estimate: Estimate) -> Iterator[ExpectedBandwidth]:
     """Yield what nccl-tests should read for every collective of a layout, at its own message size and at round ones."""
-    degrees = {name: np.array([getattr(layout, name)]) for name in ("tp", "cp", "pp", "dp", "ep", "etp")}
-    groups = mesh_groups(layout.mesh_order, **degrees)
+    groups = layout_groups(layout)
     # What nccl-tests has to show before the run starts, not what collectives reach beside training.
     alone = Topology(cost.cluster, load_links(cost.cluster.calibration, alone=True))
     for axis, collectives, own_bytes in _traffic(cost, layout, estimate):

@@ -14,7 +14,7 @@ from layoutopt.optimizer.specs.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.diagnose.cause import Cause
@@ -46,35 +46,26 @@ class Answer(ABC):
     def _tables(self) -> RenderableType:
         """Return the tables that the command prints."""
 
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        from layoutopt.optimizer.report.tables.console import WIDTH, Printable
-
-        target = Console(
-            width=WIDTH, highlight=False, emoji=False, markup=False, no_color=True, force_terminal=False
-        )
-        with target.capture() as captured:
-            target.print(Printable(self._tables()), crop=False)
-        return "\n".join(line.rstrip() for line in captured.get().splitlines())
-
-    def _repr_html_(self) -> str:
+    def _printed(self, **how: Any) -> Console:
+        """Print the tables nowhere, and return the console, which holds what it was told to keep."""
         from io import StringIO
 
         from rich.console import Console
 
         from layoutopt.optimizer.report.tables.console import WIDTH, Printable
 
-        target = Console(
-            width=WIDTH,
-            record=True,
-            highlight=False,
-            emoji=False,
-            markup=False,
-            file=StringIO(),
-            force_terminal=True,
-        )
+        # Names of models and files are no markup, whatever brackets they have.
+        target = Console(width=WIDTH, highlight=False, emoji=False, markup=False, file=StringIO(), **how)
         target.print(Printable(self._tables()), crop=False)
+        return target
+
+    def __str__(self) -> str:
+        # Without colours: print may lead into a file, of which this method knows nothing.
+        target = self._printed(no_color=True, force_terminal=False)
+        return "\n".join(line.rstrip() for line in target.file.getvalue().splitlines())  # type: ignore[attr-defined]
+
+    def _repr_html_(self) -> str:
+        target = self._printed(record=True, force_terminal=True)
         template = '<pre style="line-height:1.3;overflow-x:auto">{code}</pre>'
         return target.export_html(inline_styles=True, code_format=template)
 

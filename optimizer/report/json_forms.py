@@ -140,7 +140,7 @@ FORMS: Mapping[str, Form] = {
             "error": "error",
         },
     ),
-    "evidence.robust_choice:RobustChoice": Form(without=("layouts",)),
+    "evidence.choice:RobustChoice": Form(without=("layouts",)),
     "plan.fault_plan:FaultPlan": Form(renamed={"curve": "goodput"}),
     "cost.checkpoints:CheckpointSchedule": Form(endless=("wall_s", "failures")),
     "plan.training_plan:TrainingPlan": Form(endless=("expected_days", "expected_cost")),

@@ -14,10 +14,10 @@ from layoutopt.optimizer.cost.factory import CostKind
 from layoutopt.optimizer.evidence.band import ALL, Band, bands, error_band, intervals
 from layoutopt.optimizer.evidence.case import RunFamily
 from layoutopt.optimizer.evidence.cases import build_cases
+from layoutopt.optimizer.evidence.choice import choose_robust
 from layoutopt.optimizer.evidence.honesty import assess
 from layoutopt.optimizer.evidence.parameters import known_parameters
 from layoutopt.optimizer.evidence.posterior import draw_posterior
-from layoutopt.optimizer.evidence.robust_choice import choose_robust
 from layoutopt.optimizer.evidence.ties import find_ties, separating_measurement
 from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.report.tables.honesty import band_lines

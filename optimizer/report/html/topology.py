@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from layoutopt.optimizer.cost.components import TRAFFIC
+from layoutopt.optimizer.cost.placement import layout_groups
 from layoutopt.optimizer.report.html.chart import Chart
 from layoutopt.optimizer.report.html.markup import Markup, Table, element
 from layoutopt.optimizer.report.html.palette import AXES, variable
 from layoutopt.optimizer.specs.units import format_oversubscription, format_rate, format_seconds
 from layoutopt.optimizer.topology.links import load_links
-from layoutopt.optimizer.topology.mesh import mesh_groups
 from layoutopt.optimizer.topology.show import NVLINK, topology_table
 
 if TYPE_CHECKING:
@@ -64,8 +62,7 @@ class PlacedLevel:
 def placed_levels(chosen: Layout, cluster: ClusterSpec) -> tuple[PlacedLevel, ...]:
     """Tell which axes lie on which level of a cluster, from the node outward."""
     levels = topology_table(cluster, load_links(cluster.calibration, alone=True), groups=[(1, 1)]).levels
-    degrees = {name: np.array([getattr(chosen, name)]) for name in ("tp", "cp", "pp", "dp", "ep", "etp")}
-    groups = mesh_groups(chosen.mesh_order, **degrees)
+    groups = layout_groups(chosen)
     axes = shown_axes(chosen)
     fewest = {
         axis: [int(getattr(groups, axis).members_within(level.gpus)[0]) for level in levels] for axis in axes

@@ -96,6 +96,11 @@ def bullets(lines: Iterable[str]) -> Table:
     return table
 
 
+def percent(share: float | None, form: str = ".1f") -> str:
+    """Write a share in percent for a column whose head or note has the sign; a dash for none."""
+    return "-" if share is None else format(100 * share, form)
+
+
 @dataclass(frozen=True, slots=True)
 class Printable:
     """Something for rich to show, with the control characters of its text written out; colours stay."""

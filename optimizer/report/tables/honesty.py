@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.evidence.band import Band
+    from layoutopt.optimizer.evidence.choice import ChoiceRisk, RobustChoice
     from layoutopt.optimizer.evidence.honesty import Honesty
-    from layoutopt.optimizer.evidence.robust_choice import RobustChoice
-    from layoutopt.optimizer.evidence.steps_under import ChoiceRisk
     from layoutopt.optimizer.evidence.ties import Tie
     from layoutopt.optimizer.frameworks.registry import Framework
     from layoutopt.optimizer.specs.cluster import ClusterSpec

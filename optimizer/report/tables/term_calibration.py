@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from layoutopt.optimizer.report.tables.console import bullets, grid, section
+from layoutopt.optimizer.report.tables.console import bullets, grid, percent, section
 from layoutopt.optimizer.report.tables.layout import layout_text
 from layoutopt.optimizer.specs.units import format_seconds
 
@@ -69,7 +69,7 @@ def calibration_tables(found: Calibration) -> Group:
     parts: list[RenderableType] = [_headline(found), _runs(found), _constants(found)]
     if found.trials:
         rows = [
-            (trial.name, f"{trial.value:.4g}", _percent(trial.left_out_without), _percent(trial.left_out_with),
+            (trial.name, f"{trial.value:.4g}", percent(trial.left_out_without), percent(trial.left_out_with),
              "taken" if trial.accepted else "not taken")
             for trial in found.trials
         ]  # fmt: skip
@@ -82,11 +82,11 @@ def calibration_tables(found: Calibration) -> Group:
 
 def _headline(found: Calibration) -> Text:
     text = (
-        f"{len(found.runs)} run{'s' * (len(found.runs) > 1)}: predictions were {_percent(found.before.mape)}% off in the "
-        f"mean, now {_percent(found.after.mape)}%"
+        f"{len(found.runs)} run{'s' * (len(found.runs) > 1)}: predictions were {percent(found.before.mape)}% off in the "
+        f"mean, now {percent(found.after.mape)}%"
     )
     if found.left_out is not None:
-        text += f"; each run predicted from the others: {_percent(found.left_out)}%"
+        text += f"; each run predicted from the others: {percent(found.left_out)}%"
     return Text(text)
 
 
@@ -106,7 +106,3 @@ def _runs(found: Calibration) -> RenderableType:
 def _constants(found: Calibration) -> RenderableType:
     rows = [(name, f"{entry.value:.4g}", entry.source) for name, entry in sorted(found.values.items())]
     return section("Constants", grid(("constant", "value", "from"), rows, left=(0, 2)))
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
+from layoutopt.optimizer.report.tables.console import bullets, facts, grid, percent, section
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,10 +69,10 @@ def _errors(title: str, table: Mapping[str, ErrorSummary], note: str) -> Rendera
         (
             name,
             f"{one.rows:,}",
-            _percent(one.mape),
-            _percent(one.median_ape),
-            _percent(one.p90_ape),
-            _signed(one.bias),
+            percent(one.mape),
+            percent(one.median_ape),
+            percent(one.p90_ape),
+            percent(one.bias, "+.1f"),
         )
         for name, one in table.items()
     ]
@@ -87,9 +87,9 @@ def _ranking(report: ValidationReport) -> RenderableType:
             f"{one.groups:,}",
             "-" if one.kendall_tau is None else f"{one.kendall_tau:.2f}",
             "-" if one.pairs_over_10pct is None else f"{one.pairs_over_10pct:.2f} of {one.clear_pairs:,}",
-            _percent(one.top1_regret_mean),
-            _percent(one.top1_regret_median),
-            _percent(one.top3_regret_mean),
+            percent(one.top1_regret_mean),
+            percent(one.top1_regret_median),
+            percent(one.top3_regret_mean),
         )
         for name, one in kinds.items()
         if one.groups
@@ -101,7 +101,7 @@ def _ranking(report: ValidationReport) -> RenderableType:
 
 def _memory(memory: MemoryReport) -> RenderableType:
     rows = [
-        (name, f"{one.rows:,}", _percent(one.mape), _percent(one.median_ape), _signed(one.bias))
+        (name, f"{one.rows:,}", percent(one.mape), percent(one.median_ape), percent(one.bias, "+.1f"))
         for name, one in {"stated kind": memory.summary, **memory.by_kind}.items()
         if one.rows
     ]
@@ -137,14 +137,7 @@ def _worst(row: RowResult) -> RenderableType:
     shares = ", ".join(
         f"{name} {value / step:.0%}" for name, value in sorted(parts.items(), key=lambda p: -p[1])
     )
+    error = percent(row.error, "+.1f")
     return Text(
-        f"{_signed(row.error):>7}%  {case.run.id}: {step:.4g} s predicted, {case.measured_s:.4g} s measured; {shares}"
+        f"{error:>7}%  {case.run.id}: {step:.4g} s predicted, {case.measured_s:.4g} s measured; {shares}"
     )
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}"
-
-
-def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:+.1f}"
