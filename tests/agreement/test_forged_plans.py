@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from checks.forged_settings import OF_CONTEXT, OF_DEMANDED, OF_GROUPED, OF_MERGED
 from checks.forgeries import OF_GOAL, OF_INFEASIBLE, OF_SWITCHED, SHARED, listed
 from checks.forging import Forgery, Others, Right, both, every_figure, put
 from checks.further_forgeries import FURTHER, INVENTED, INVENTED_OF_LAYOUTS, WITHOUT_LAYOUT
@@ -52,6 +53,18 @@ FEW = SpaceOptions(
     # Else the answer has overlap and graphs, and room: nothing to switch on.
     forbid={"recompute": ("none",), "ep_overlap": ("1",)},
 )
+ORDER = {"mesh_order": ("tp-cp-ep-dp-pp",)}
+MERGED = ORDER | {
+    "tp": (1,),
+    "cp": (1,),
+    "pp": (2,),
+    "vp": (4,),
+    "ep": (8,),
+    "micro_batch": (1,),
+    "zero": (1,),
+}
+GROUPED = ORDER | {"recompute": ("uniform:2", "uniform:4"), "cp": (1,), "vp": (1,), "zero": (1,)}
+DEMANDS = ("peak_gb <= 60", "layers[0] <= 31")
 QUESTIONS = {
     "dense": ("llama3-8b", "h100x16", SolveOptions(near=0.2)),
     "moe": ("mixtral-8x7b", "h100x16", SolveOptions(near=0.2, space=SMALL)),
@@ -61,6 +74,27 @@ QUESTIONS = {
         "llama3-8b",
         "h100x8",
         SolveOptions(near=0.2, minimize="energy", space=SpaceOptions(max={"vp": 1})),
+    ),
+    "merged": (
+        "qwen3-30b-a3b",
+        "h100x16",
+        SolveOptions(near=0.3, space=SpaceOptions(fix=MERGED | {"ep_overlap": ("1",)})),
+    ),
+    "grouped": ("llama3-8b", "h100x8", SolveOptions(near=0.3, space=SpaceOptions(fix=GROUPED))),
+    "context": (
+        "llama3-8b",
+        "h100x8",
+        SolveOptions(near=0.3, space=SpaceOptions(fix=ORDER | {"cp": (4,), "vp": (1,)})),
+    ),
+    "demanded": (
+        "llama3-8b",
+        "h100x16",
+        SolveOptions(
+            near=0.3,
+            then="cost",
+            within=0.1,
+            space=SpaceOptions(fix=ORDER, max={"vp": 1}, require=DEMANDS, gpu_hour_cost=2.0),
+        ),
     ),
 }
 
@@ -119,7 +153,15 @@ def others() -> Others:
     return Others(solved("llama3-8b", roomy), solved("llama3-8b", cluster, fixed))
 
 
-OF_ONE = {"infeasible": OF_INFEASIBLE | WITHOUT_LAYOUT, "switched": OF_SWITCHED, "goal": OF_GOAL}
+OF_ONE = {
+    "infeasible": OF_INFEASIBLE | WITHOUT_LAYOUT,
+    "switched": OF_SWITCHED,
+    "goal": OF_GOAL,
+    "merged": OF_MERGED,
+    "grouped": OF_GROUPED,
+    "context": OF_CONTEXT,
+    "demanded": OF_DEMANDED,
+}
 """Forgeries of one question alone."""
 
 
@@ -142,6 +184,7 @@ def test_there_are_enough() -> None:
     assert len(listed(Others())) == 57
     assert len(NAMES) >= 120
     assert len(OF_SWITCHED) + len(OF_GOAL) >= 30
+    assert len(OF_MERGED) + len(OF_GROUPED) + len(OF_CONTEXT) + len(OF_DEMANDED) >= 80
     assert len(FURTHER) >= 45 and not {*FURTHER} & {*SHARED, *listed(Others())}
 
 

@@ -32,7 +32,6 @@ AXES: dict[str, list[Any]] = {
     "recompute": [
         Recompute(),
         Recompute(granularity=Granularity.FULL),
-        *(Recompute(granularity=Granularity.FULL, group=layers) for layers in (2, 3)),
         *(Recompute(granularity=Granularity.SELECTIVE, modules=(name,)) for name in MODULES),
     ],
     "recompute_layers": [None, 1, 2, 3],
