@@ -14,7 +14,6 @@ from layoutopt.optimizer.topology.graph import cluster_tiers, network_bytes_per_
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.specs.cluster import ClusterSpec
-    from layoutopt.optimizer.topology.graph import Tier
 
 BYTES_PER_S_PER_GBIT = 1e9 / 8
 SIZE_FIELDS = ("name", "gpu_count", "levels", "storage")
@@ -32,16 +31,26 @@ class ClusterFamily:
     gpu: str = ""
     base: ClusterSpec | None = None
 
+    def stated(self) -> ClusterSpec:
+        """Return the cluster as its file or name states it, of a bare GPU name one GPU."""
+        return self.at(self.base.gpu_count if self.base else 1)
+
     def at(self, gpus: int | None = None) -> ClusterSpec:
         """Return the cluster with ``gpus`` GPUs (None: as stated); raises ``InputError`` if it can't be."""
-        if self.gpu and gpus is None and self.base is None:
-            raise input_error(
-                f"{self.name!r} names a GPU, not a cluster", f"{self.name}x1024, or --gpus", key="cluster"
-            )
+        base = self.base
         if self.gpu and gpus is not None:
             return reference_cluster(self.gpu, gpus)
-        assert self.base is not None
-        return self.base if gpus in (None, self.base.gpu_count) else _resized(self.base, int(gpus or 0))
+        if base is None:
+            what = f"{self.name!r} names a GPU, not a cluster"
+            raise input_error(what, f"{self.name}x1024, or --gpus", key="cluster")
+        if gpus is None or gpus == base.gpu_count:
+            return base
+        if base.graph is not None:
+            what = f"{base.name} is an explicit graph of {base.gpu_count} GPUs"
+            raise input_error(
+                what, "a cluster described by levels, or GPUNAMExN, to vary its size", key="gpus"
+            )
+        return resized(base, gpus)
 
 
 def load_family(source: str) -> ClusterFamily:
@@ -51,21 +60,14 @@ def load_family(source: str) -> ClusterFamily:
     """
     from layoutopt.optimizer.specs.gpu_catalog import find_gpu, is_gpu, split_reference
 
-    reference = split_reference(source)
     if is_gpu(source):
         return ClusterFamily(name=source, gpu=find_gpu(source).gpu.name)
     base = load_cluster(source)
     check_calibration(base.calibration, file=source)
-    if reference is not None and base.name == f"{base.gpu.name}x{base.gpu_count}":
+    # h100-1024 has the form of a reference too, and is a cluster of its own with another fabric: the name tells.
+    if split_reference(source) is not None and base.name == f"{base.gpu.name}x{base.gpu_count}":
         return ClusterFamily(name=base.gpu.name, gpu=base.gpu.name, base=base)
     return ClusterFamily(name=base.name, base=base)
-
-
-def _resized(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
-    if cluster.graph is not None:
-        what = f"{cluster.name} is an explicit graph of {cluster.gpu_count} GPUs"
-        raise input_error(what, "a cluster described by levels, or GPUNAMExN, to vary its size", key="gpus")
-    return resized(cluster, gpus)
 
 
 def with_network(cluster: ClusterSpec, gbit_per_s: float | None) -> ClusterSpec:
@@ -95,13 +97,8 @@ def kind_digest(cluster: ClusterSpec) -> str:
 
 def tier_rows(cluster: ClusterSpec) -> list[list[float | str]]:
     """Write the tiers above the NVLink domain: name, inside, outside, bytes/s, way in seconds."""
-    if cluster.graph is not None:
-        return []
-    return [_tier_row(tier) for tier in cluster_tiers(cluster)]
-
-
-def _tier_row(tier: Tier) -> list[float | str]:
-    return [tier.name, tier.inside, tier.outside, tier.bytes_per_s, tier.latency_s]
+    tiers = () if cluster.graph is not None else cluster_tiers(cluster)
+    return [[tier.name, tier.inside, tier.outside, tier.bytes_per_s, tier.latency_s] for tier in tiers]
 
 
 def tiers_nest(small: list[list[float | str]], large: list[list[float | str]], small_gpus: int) -> bool:

@@ -21,7 +21,7 @@ from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.search.best_first import BestFirst
 from layoutopt.optimizer.solve.search.result import SearchOptions
 from layoutopt.optimizer.space.divisors import divisors
-from layoutopt.optimizer.specs.errors import InputError, input_error
+from layoutopt.optimizer.specs.errors import input_error
 from layoutopt.optimizer.specs.loading import override_training
 from layoutopt.optimizer.specs.units import DAY_S
 
@@ -114,26 +114,28 @@ def size_answer(
     workload: Workload, cluster: ClusterSpec, options: PlanOptions, *, solve: Solve = solve_layout
 ) -> SizeAnswer:
     """Solve one size and say how long the run takes and what it costs; raises ``InputError`` without a token count."""
-    plan = solve(workload, cluster, options.solve)
+    return answer_of(solve(workload, cluster, options.solve), workload, cluster, options)
+
+
+def answer_of(plan: Plan, workload: Workload, cluster: ClusterSpec, options: PlanOptions) -> SizeAnswer:
+    """Say how long the run takes under a plan and what it costs; raises ``InputError`` without a token count."""
+    gpus, model = cluster.gpu_count, workload.model
     if plan.estimate is None or plan.layout is None:
-        return SizeAnswer(gpus=cluster.gpu_count)
+        return SizeAnswer(gpus=gpus)
     step_time_s = plan.estimate.step_time_s
-    budget = training_budget(
-        workload.model, workload.training, cluster, step_time_s=step_time_s, gpus=cluster.gpu_count
-    )
-    parameters = model_parameters(workload.model, with_mtp=True)
-    faults = plan_faults(
-        budget.days * DAY_S, parameters, plan.layout.gpus, cluster, replace(options, simulated_runs=1)
-    )
-    wall_s = expected_wall_s([(budget.days * DAY_S, plan.layout)], workload.model, cluster, faults)
-    expected_days, price = wall_s / DAY_S, options.gpu_hour_cost
+    budget = training_budget(model, workload.training, cluster, step_time_s=step_time_s, gpus=gpus)
+    # One simulated run: the expected days below come from a formula, and nobody asks here how far runs spread.
+    once, trained_s = replace(options, simulated_runs=1), budget.days * DAY_S
+    faults = plan_faults(trained_s, model_parameters(model, with_mtp=True), plan.layout.gpus, cluster, once)
+    expected_days = expected_wall_s([(trained_s, plan.layout)], model, cluster, faults) / DAY_S
+    price = options.gpu_hour_cost
     return SizeAnswer(
-        gpus=cluster.gpu_count,
+        gpus=gpus,
         step_time_s=step_time_s,
         mfu_causal=plan.estimate.mfu_causal,
         days=budget.days,
         expected_days=expected_days,
-        cost=None if price is None else expected_days * 24 * cluster.gpu_count * price,
+        cost=None if price is None else expected_days * 24 * gpus * price,
     )
 
 
@@ -145,14 +147,15 @@ def fewest_that_fit(
     Sizes from the least memory that the optimizer state needs anywhere are tried one by one, so no smaller size
     of whole nodes fits.
     """
-    first = family.at(family.base.gpu_count if family.base else 1)
-    at_least = _least_for_states(workload, first, options)
-    tried: list[SizeAnswer] = []
+    first = family.stated()
+    at_least, node = _least_for_states(workload, first, options), first.gpus_per_node
+    found, tried = None, []
     for gpus in _whole_sizes(first, at_least, largest):
         if _fits(Question(workload=workload, cluster=family.at(gpus), options=options)):
-            return FewestGpus(gpus=gpus, at_least=at_least, step_gpus=first.gpus_per_node, tried=tuple(tried))
+            found = gpus
+            break
         tried.append(SizeAnswer(gpus=gpus))
-    return FewestGpus(gpus=None, at_least=at_least, step_gpus=first.gpus_per_node, tried=tuple(tried))
+    return FewestGpus(gpus=found, at_least=at_least, step_gpus=node, tried=tuple(tried))
 
 
 def _whole_sizes(cluster: ClusterSpec, at_least: int, largest: int) -> Iterator[int]:
@@ -164,11 +167,10 @@ def _whole_sizes(cluster: ClusterSpec, at_least: int, largest: int) -> Iterator[
 
 def _least_for_states(workload: Workload, cluster: ClusterSpec, options: SolveOptions) -> int:
     """Bound the size from below: master weights and moments exist at least once, in the memory of all GPUs."""
-    preset = build_cost_model(
-        workload.model, workload.training, cluster, framework=options.framework, kind=options.cost
-    ).preset
-    moments = moment_bytes(preset)
-    states = model_parameters(workload.model) * (preset.master_bytes + min(moments.matrix, moments.other))
+    model, framework = workload.model, options.framework
+    cost = build_cost_model(model, workload.training, cluster, framework=framework, kind=options.cost)
+    moments = moment_bytes(cost.preset)
+    states = model_parameters(model) * (cost.preset.master_bytes + min(moments.matrix, moments.other))
     return max(ceil(states / cluster.gpu.memory_bytes), 1)
 
 
@@ -197,7 +199,7 @@ def fewest_for_deadline(
     """
     if not days > 0:
         raise input_error(f"{days} days", "above 0", key="days")
-    first = family.at(family.base.gpu_count if family.base else 1)
+    first = family.stated()
     at_least, node = least_for_deadline(workload, first, days, options.solve), first.gpus_per_node
     tried: list[SizeAnswer] = []
 
@@ -228,13 +230,12 @@ def least_for_deadline(workload: Workload, cluster: ClusterSpec, days: float, op
     """
     training = workload.training
     if not training.total_tokens:
-        raise input_error(
-            "a deadline needs the number of tokens", "total_tokens, e.g. 15.6e12", key="training"
-        )
-    flops = (
-        model_flops_per_token(workload.model, training.sequence_length, causal=True) * training.total_tokens
-    )
-    return max(ceil(flops / (_fastest_flops_per_s(workload, cluster, options) * days * DAY_S)), 1)
+        what = "a deadline needs the number of tokens"
+        raise input_error(what, "total_tokens, e.g. 15.6e12", key="training")
+    # Causal, the lesser count: kernels that skip the masked half do no more, and a bound must not count what they skip.
+    per_token = model_flops_per_token(workload.model, training.sequence_length, causal=True)
+    fastest = _fastest_flops_per_s(workload, cluster, options)
+    return max(ceil(per_token * training.total_tokens / (fastest * days * DAY_S)), 1)
 
 
 def _fastest_flops_per_s(workload: Workload, cluster: ClusterSpec, options: SolveOptions) -> float:
@@ -318,11 +319,18 @@ def largest_useful_batch(
     best: int | None = None
     batch = workload.training.global_batch
     for _ in range(DOUBLINGS):
-        answer = _batch_answer(
-            override_training(workload, global_batch=batch), cluster, options, tried, solve
+        asked = override_training(workload, global_batch=batch)
+        estimate = solve(asked, cluster, options).estimate
+        rate = None if estimate is None else asked.training.tokens_per_step / estimate.step_time_s
+        earlier = tried[-1].tokens_per_s if tried else None
+        answer = BatchAnswer(
+            global_batch=batch,
+            step_time_s=None if estimate is None else estimate.step_time_s,
+            tokens_per_s=rate,
+            gain=None if rate is None or earlier is None else rate / earlier - 1,
         )
         tried.append(answer)
-        if answer.tokens_per_s is not None and (answer.gain is None or answer.gain >= worth):
+        if rate is not None and (answer.gain is None or answer.gain >= worth):
             best = batch
         # Before the first batch that runs nothing was gained or lost: go on doubling.
         elif best is not None:
@@ -331,25 +339,6 @@ def largest_useful_batch(
         if most is not None and batch > most:
             break
     return LargestBatch(global_batch=best, worth=worth, tried=tuple(tried))
-
-
-def _batch_answer(
-    workload: Workload,
-    cluster: ClusterSpec,
-    options: SolveOptions,
-    before: Sequence[BatchAnswer],
-    solve: Solve,
-) -> BatchAnswer:
-    training = workload.training
-    estimate = solve(workload, cluster, options).estimate
-    rate = None if estimate is None else training.tokens_per_step / estimate.step_time_s
-    earlier = before[-1].tokens_per_s if before else None
-    return BatchAnswer(
-        global_batch=training.global_batch,
-        step_time_s=None if estimate is None else estimate.step_time_s,
-        tokens_per_s=rate,
-        gain=None if rate is None or earlier is None else rate / earlier - 1,
-    )
 
 
 def improved(cluster: ClusterSpec, more: float) -> dict[str, ClusterSpec]:
@@ -379,40 +368,25 @@ def marginal_values(
     Raises ``InputError`` for an explicit graph, whose links state their own rates.
     """
     if cluster.graph is not None:
-        raise input_error(
-            f"{cluster.name} is an explicit graph", "a cluster described by levels", key="cluster"
-        )
+        what = f"{cluster.name} is an explicit graph"
+        raise input_error(what, "a cluster described by levels", key="cluster")
+    training, price = workload.training, options.gpu_hour_cost
     values = []
     for resource, better in improved(cluster, more).items():
+        # Solved anew, not priced anew: with more memory another layout may be the fastest.
         estimate = solve(workload, better, options.solve).estimate
         if estimate is None:
-            raise InputError(
-                *input_error(f"nothing fits with {more:.0%} more {resource}", key="cluster").problems
-            )
-        values.append(
-            _value_of(workload, cluster, resource, more, step_time_s, estimate.step_time_s, options)
+            raise input_error(f"nothing fits with {more:.0%} more {resource}", key="cluster")
+        after_s, days = estimate.step_time_s, None
+        if training.total_tokens:
+            days = (step_time_s - after_s) * training.total_tokens / training.tokens_per_step / DAY_S
+        value = MarginalValue(
+            resource=resource,
+            more=more,
+            step_time_s=after_s,
+            saved=1 - after_s / step_time_s,
+            days_saved=days,
+            cost_saved=None if days is None or price is None else days * 24 * cluster.gpu_count * price,
         )
+        values.append(value)
     return tuple(values)
-
-
-def _value_of(
-    workload: Workload,
-    cluster: ClusterSpec,
-    resource: str,
-    more: float,
-    before_s: float,
-    after_s: float,
-    options: PlanOptions,
-) -> MarginalValue:
-    training, price = workload.training, options.gpu_hour_cost
-    days = None
-    if training.total_tokens:
-        days = (before_s - after_s) * training.total_tokens / training.tokens_per_step / DAY_S
-    return MarginalValue(
-        resource=resource,
-        more=more,
-        step_time_s=after_s,
-        saved=1 - after_s / before_s,
-        days_saved=days,
-        cost_saved=None if days is None or price is None else days * 24 * cluster.gpu_count * price,
-    )

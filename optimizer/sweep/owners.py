@@ -22,8 +22,9 @@ def is_dead(owner: str) -> bool:
     Of other machines, and where the system doesn't say, nothing is known: their claims end with their lease.
     """
     machine, process, started = [*owner.split("/"), "", ""][:3]
-    if not process.isdecimal() or len(process) > 18:
-        return True  # no process of ours wrote that
+    # No process of ours wrote anything else: a process number is a C int, of which more would be an OverflowError below.
+    if not process.isdecimal() or len(process) > 10 or int(process) >= 1 << 31:
+        return True
     if machine != _machine() or os.name != "posix":
         return False
     try:
@@ -42,6 +43,7 @@ def _machine() -> str:
     """Name the machine since its last start, and the namespace that process numbers belong to."""
     boot = _read("/proc/sys/kernel/random/boot_id")
     try:
+        # Two containers on one host share its name and its boot, and count processes each for itself (pid_namespaces(7)).
         space = os.readlink("/proc/self/ns/pid")
     except OSError:
         space = ""

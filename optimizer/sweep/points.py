@@ -15,7 +15,7 @@ from layoutopt.optimizer.specs.loading import override_training
 from layoutopt.optimizer.sweep.families import kind_digest, network_gbit_per_s, tier_rows, with_network
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
@@ -89,32 +89,23 @@ class SweepGrid:
             raise input_error(f"{count:,} combinations", f"at most {MAX_POINTS:,} in one sweep", key="sweep")
         found: dict[str, SweepPoint] = {}
         problems: dict[str, Problem] = {}
-        for workload, family, length, batch, network in product(
-            self.workloads,
-            self.families,
-            _or_none(self.sequence_lengths),
-            _or_none(self.global_batches),
-            _or_none(self.network_gbit_per_s),
-        ):
-            for gpus in _or_none(sorted(self.gpus)):
-                try:
-                    changed = override_training(workload, sequence_length=length, global_batch=batch)
-                    point = make_point(
-                        changed, family.name, with_network(family.at(gpus), network), self.options
-                    )
-                except InputError as error:
-                    # One line for each thing that is wrong, not for each point that it spoils.
-                    problems |= {str(problem): problem for problem in error.problems}
-                else:
-                    found.setdefault(point.key, point)
+        # Sizes innermost: a size starts from the answer of the one before it.
+        for workload, family, length, batch, network, gpus in product(
+            self.workloads, self.families, self.sequence_lengths or (None,), self.global_batches or (None,),
+            self.network_gbit_per_s or (None,), sorted(self.gpus) or (None,),
+        ):  # fmt: skip
+            try:
+                changed = override_training(workload, sequence_length=length, global_batch=batch)
+                point = make_point(changed, family.name, with_network(family.at(gpus), network), self.options)
+            except InputError as error:
+                # One line for each thing that is wrong, not for each point that it spoils.
+                problems |= {str(problem): problem for problem in error.problems}
+            else:
+                # Two names of one cluster ask one question, and the store keeps one row of a key.
+                found.setdefault(point.key, point)
         if problems:
             raise InputError(*problems.values())
         return tuple(found.values())
-
-
-def _or_none(values: Iterable[Any]) -> Iterator[Any]:
-    listed = tuple(values)
-    yield from listed or (None,)
 
 
 def make_point(workload: Workload, family: str, cluster: ClusterSpec, options: SolveOptions) -> SweepPoint:
@@ -122,7 +113,11 @@ def make_point(workload: Workload, family: str, cluster: ClusterSpec, options: S
     if workload.phases:
         workload = replace(workload, phases=(), phase_names=())
     question = Question(workload=workload, cluster=cluster, options=options)
-    search = _search_plain(options)
+    # Options that show in a finished answer. The time limit is none of them: what is proven is proven under any limit, and
+    # the store knows under which an unfinished search stopped.
+    near = None if options.near is None else float(options.near)
+    search = {"top": options.top, "near": near, "gap": float(options.gap)}
+    # With the digest of the prices in the key an answer of an older cost model is never taken for one of this.
     plain = question.to_plain() | {"search": search, "cost_model": cost_model_digest()}
     chain = {
         "workload": plain["workload"],
@@ -133,16 +128,3 @@ def make_point(workload: Workload, family: str, cluster: ClusterSpec, options: S
     return SweepPoint(
         model=workload.model.name, family=family, question=question, key=digest(plain), chain=digest(chain)
     )
-
-
-def _search_plain(options: SolveOptions) -> dict[str, Any]:
-    """Write the options that show in a finished answer: near-ties and gap.
-
-    The time limit is none of them: what is proven is proven under any limit, and the store knows under which an unfinished
-    search stopped.
-    """
-    return {
-        "top": options.top,
-        "near": None if options.near is None else float(options.near),
-        "gap": float(options.gap),
-    }

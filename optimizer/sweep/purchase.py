@@ -20,23 +20,22 @@ from layoutopt.optimizer.sweep.families import network_gbit_per_s, with_network
 from layoutopt.optimizer.sweep.inverse import (
     LARGEST,
     SizeAnswer,
+    answer_of,
     least_for_deadline,
     never_slower,
-    size_answer,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from layoutopt.optimizer.plan.options import PlanOptions
-    from layoutopt.optimizer.solve.plan import Plan, SolveOptions
+    from layoutopt.optimizer.solve.plan import Plan
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.specs.vocabulary import Precision
     from layoutopt.optimizer.specs.workload import Workload
     from layoutopt.optimizer.sweep.families import ClusterFamily
-
-    Solve = Callable[[Workload, ClusterSpec, SolveOptions], Plan]
+    from layoutopt.optimizer.sweep.inverse import Solve
 
 ODD_PARTS = (1, 3, 5, 9, 15)
 """Nodes are tried in these multiples of powers of two, at most a quarter apart: others divide into few layouts."""
@@ -136,12 +135,9 @@ def offers(
         raise input_error(f"{days:g} days", "above 0", key="days")
     if not 0 < batches[0] <= batches[1]:
         raise input_error(f"batches from {batches[0]} to {batches[1]}", "first <= last, above 0", key="batch")
+    asked = [override_training(workload, precision=precision) for precision in precisions]
     return tuple(
-        _offer(
-            override_training(workload, precision=precision), machine, options, days, batches, sizes, solve
-        )
-        for machine in machines
-        for precision in precisions
+        _offer(one, machine, options, days, batches, sizes, solve) for machine in machines for one in asked
     )
 
 
@@ -164,7 +160,7 @@ def _offer(
     sizes: Sequence[int] | None,
     solve: Solve,
 ) -> Offer:
-    first = machine.family.at(machine.family.base.gpu_count if machine.family.base else 1)
+    first = machine.family.stated()
     solved: dict[int, _Solved] = {}
 
     def days_at(gpus: int) -> float | None:
@@ -181,12 +177,8 @@ def _offer(
         found = next((gpus for gpus in between if (days_at(gpus) or inf) <= days), found)
     tried = never_slower([solved[gpus].answer for gpus in sorted(solved)])
     network = network_gbit_per_s(with_network(first, machine.network_gbit_per_s))
-    nothing = Offer(
-        gpu=machine.family.name,
-        network_gbit_per_s=network,
-        precision=workload.training.precision,
-        tried=tried,
-    )
+    precision = workload.training.precision
+    nothing = Offer(gpu=machine.family.name, network_gbit_per_s=network, precision=precision, tried=tried)
     if found is None:
         return replace(nothing, reason=_reason(solved, at_least, buyable[-1]))
     return _filled(nothing, solved[found], machine, options)
@@ -195,9 +187,8 @@ def _offer(
 def _reason(solved: Mapping[int, _Solved], at_least: int, most: int) -> str:
     """Say why no size is done in time: the fastest that was tried, what no layout meets, or more GPUs than are tried."""
     if not solved:
-        return (
-            f"{at_least:,} GPUs that did nothing but multiply would take as long, at most {most:,} are tried"
-        )
+        bound = f"{at_least:,} GPUs that did nothing but multiply would take as long"
+        return f"{bound}, at most {most:,} are tried"
     timed = [one for one in solved.values() if one.answer.expected_days is not None]
     if timed:
         best = min(timed, key=lambda one: one.answer.expected_days or 0.0)
@@ -227,7 +218,7 @@ def _smallest(
     def in_time(gpus: int) -> bool:
         """Tell whether a size is done in time; endless without a layout."""
         taken = days_at(gpus)
-        took[gpus] = float("inf") if taken is None else taken
+        took[gpus] = inf if taken is None else taken
         return took[gpus] <= days
 
     found = _narrowed(sizes, at_least, days, in_time, took)
@@ -265,7 +256,7 @@ def _narrowed(
             low = place + 1
         # Days fall about as GPUs grow, which points near the size sought.
         taken = took[sizes[place]]
-        wanted = sizes[place] * (2.0 if taken == float("inf") else taken / days)
+        wanted = sizes[place] * (2.0 if taken == inf else taken / days)
     return sizes[high] if high < len(sizes) else None
 
 
@@ -281,7 +272,7 @@ def _best_batch(
         _solved(override_training(workload, global_batch=batch), cluster, options, solve)
         for batch in _batches(cluster.gpu_count, batches)
     ]
-    return min(found, key=lambda one: one.answer.expected_days or float("inf"))
+    return min(found, key=lambda one: one.answer.expected_days or inf)
 
 
 def _batches(gpus: int, batches: tuple[int, int]) -> list[int]:
@@ -294,15 +285,9 @@ def _batches(gpus: int, batches: tuple[int, int]) -> list[int]:
 
 
 def _solved(workload: Workload, cluster: ClusterSpec, options: PlanOptions, solve: Solve) -> _Solved:
-    plans: list[Plan] = []
-
-    def kept(asked: Workload, machine: ClusterSpec, chosen: SolveOptions) -> Plan:
-        """Solve, and keep the plan."""
-        plans.append(solve(asked, machine, chosen))
-        return plans[-1]
-
-    answer = size_answer(workload, cluster, options, solve=kept)
-    return _Solved(workload=workload, cluster=cluster, plan=plans[-1], answer=answer)
+    plan = solve(workload, cluster, options.solve)
+    answer = answer_of(plan, workload, cluster, options)
+    return _Solved(workload=workload, cluster=cluster, plan=plan, answer=answer)
 
 
 def _filled(offer: Offer, one: _Solved, machine: Machine, options: PlanOptions) -> Offer:
@@ -310,6 +295,7 @@ def _filled(offer: Offer, one: _Solved, machine: Machine, options: PlanOptions) 
     answer, training, cluster = one.answer, one.workload.training, one.cluster
     days = answer.expected_days or 0.0
     band = error_band(one.workload, cluster, training.precision, framework=options.solve.framework)
+    # The share by which a step may be off is that of the days: they are steps of one length.
     low, high = band.intervals_s(days, calibrated=calibrated_by_runs(cluster))["80"]
     gpu_hours = days * DAY_S / HOUR_S * answer.gpus
     energy_kwh = gpu_hours * gpu_power_w(cluster) / 1e3

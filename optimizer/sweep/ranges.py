@@ -9,8 +9,6 @@ MAX_VALUES = 100_000
 """A list longer than this is a typing error."""
 
 EXAMPLES = '"256,512", "256:16384:x2", "8:64:+8"'
-
-
 RATES = (1e-3, 1e6)
 """Least and largest network rate of a GPU, Gbit/s: below it no step ends, and no network is near the other end."""
 
@@ -43,18 +41,15 @@ def _part(part: str, key: str) -> list[int]:
         return [_whole(part, key)]
     pieces = part.split(":")
     if len(pieces) != 3 or pieces[2][:1] not in ("x", "+"):
-        raise input_error(
-            f"{part!r} is no range", f"first:last:xFACTOR or first:last:+STEP, e.g. {EXAMPLES}", key=key
-        )
-    first, last = _whole(pieces[0], key), _whole(pieces[1], key)
+        forms = f"first:last:xFACTOR or first:last:+STEP, e.g. {EXAMPLES}"
+        raise input_error(f"{part!r} is no range", forms, key=key)
+    first, last, step = _whole(pieces[0], key), _whole(pieces[1], key), pieces[2][1:]
     if last < first:
         raise input_error(f"{part!r} ends below its start", "first <= last", key=key)
     if pieces[2].startswith("+"):
-        return list(range(first, last + 1, _whole(pieces[2][1:], key))[: MAX_VALUES + 1])
-    return _geometric(first, last, _number(pieces[2][1:], key), part, key)
-
-
-def _geometric(first: int, last: int, factor: float, part: str, key: str) -> list[int]:
+        # Cut before it becomes a list: "1:1e12:+1" would not fit in memory. One more shows the caller that it is too long.
+        return list(range(first, last + 1, _whole(step, key))[: MAX_VALUES + 1])
+    factor = _number(step, key)
     if factor <= 1:
         raise input_error(f"{part!r} multiplies by {factor:g}", "a factor above 1", key=key)
     values: list[int] = []
@@ -67,7 +62,7 @@ def _geometric(first: int, last: int, factor: float, part: str, key: str) -> lis
 
 
 def _whole(text: str, key: str) -> int:
-    _number(text, key)
+    _number(text, key)  # says what is wrong with a text that is no number at all
     value = whole_number(text)
     if value is None:
         raise input_error(f"{text!r} is not whole", "whole numbers from 1", key=key)

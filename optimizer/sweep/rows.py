@@ -22,55 +22,22 @@ ERROR = "error"
 
 COLUMNS: dict[str, str] = {
     "key": "TEXT PRIMARY KEY",
-    "model": "TEXT NOT NULL",
-    "family": "TEXT NOT NULL",
-    "cluster": "TEXT NOT NULL",
-    "gpu": "TEXT NOT NULL",
-    "gpus": "INTEGER NOT NULL",
-    "global_batch": "INTEGER NOT NULL",
-    "sequence_length": "INTEGER NOT NULL",
-    "network_gbit_per_s": "REAL NOT NULL",
-    "framework": "TEXT NOT NULL",
-    "status": "TEXT NOT NULL",
-    "verdict": "TEXT",
-    "step_time_s": "REAL",
-    "step_low_s": "REAL",
-    "step_high_s": "REAL",
-    "measured_runs": "INTEGER",
-    "bound_s": "REAL",
-    "gap": "REAL",
-    "tokens_per_s_per_gpu": "REAL",
-    "mfu_causal": "REAL",
-    "mfu_full": "REAL",
-    "peak_bytes": "REAL",
-    "capacity_bytes": "REAL",
-    "idle_gpus": "INTEGER",
-    "tp": "INTEGER",
-    "sp": "INTEGER",
-    "cp": "INTEGER",
-    "pp": "INTEGER",
-    "vp": "INTEGER",
-    "ep": "INTEGER",
-    "etp": "INTEGER",
-    "dp": "INTEGER",
-    "zero": "INTEGER",
-    "hsdp_shard": "INTEGER",
-    "micro_batch": "INTEGER",
-    "micro_batches": "INTEGER",
-    "recompute": "TEXT",
-    "schedule": "TEXT",
-    "mesh_order": "TEXT",
-    "precision": "TEXT",
-    "message": "TEXT",
-    "solve_time_s": "REAL",
-    "time_limit_s": "REAL",
-    "warm_started": "INTEGER",
+    "model": "TEXT NOT NULL", "family": "TEXT NOT NULL", "cluster": "TEXT NOT NULL", "gpu": "TEXT NOT NULL",
+    "gpus": "INTEGER NOT NULL", "global_batch": "INTEGER NOT NULL", "sequence_length": "INTEGER NOT NULL",
+    "network_gbit_per_s": "REAL NOT NULL", "framework": "TEXT NOT NULL",
+    "status": "TEXT NOT NULL", "verdict": "TEXT",
+    "step_time_s": "REAL", "step_low_s": "REAL", "step_high_s": "REAL", "measured_runs": "INTEGER",
+    "bound_s": "REAL", "gap": "REAL",
+    "tokens_per_s_per_gpu": "REAL", "mfu_causal": "REAL", "mfu_full": "REAL",
+    "peak_bytes": "REAL", "capacity_bytes": "REAL", "idle_gpus": "INTEGER",
+    "tp": "INTEGER", "sp": "INTEGER", "cp": "INTEGER", "pp": "INTEGER", "vp": "INTEGER", "ep": "INTEGER",
+    "etp": "INTEGER", "dp": "INTEGER", "zero": "INTEGER", "hsdp_shard": "INTEGER",
+    "micro_batch": "INTEGER", "micro_batches": "INTEGER",
+    "recompute": "TEXT", "schedule": "TEXT", "mesh_order": "TEXT", "precision": "TEXT",
+    "message": "TEXT", "solve_time_s": "REAL", "time_limit_s": "REAL", "warm_started": "INTEGER",
     "solved_at": "TEXT",
-    "chain": "TEXT NOT NULL",
-    "tiers": "TEXT NOT NULL",
-    "plan": "BLOB",
-    "checksum": "TEXT NOT NULL",
-}
+    "chain": "TEXT NOT NULL", "tiers": "TEXT NOT NULL", "plan": "BLOB", "checksum": "TEXT NOT NULL",
+}  # fmt: skip
 """Columns of the store with their SQL types, in order.
 
 ``tiers`` is JSON, ``plan`` compressed JSON with a checksum of its own, ``checksum`` that of all other columns.
@@ -119,19 +86,14 @@ def lost_outcome(key: str, message: str) -> Outcome:
 
 def checksum(values: Row) -> str:
     """Return a checksum of a row's cells, as SQLite gives them back."""
+    # In the type of the column: what is written as 1 comes back from a REAL column as 1.0, which is another text.
+    types = {"REAL": float, "INTEGER": int, "TEXT": str}
     cells = [
-        _cell(kind, values.get(name)) for name, kind in COLUMNS.items() if name not in ("plan", "checksum")
+        None if values.get(name) is None else types[kind.split()[0]](values[name])
+        for name, kind in COLUMNS.items()
+        if name not in ("plan", "checksum")  # zlib keeps a checksum of the plan itself (RFC 1950)
     ]
     return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:16]
-
-
-def _cell(kind: str, value: Any) -> Any:
-    """Return a cell in the type of its column: SQLite keeps whole numbers of REAL columns as floats."""
-    if value is None:
-        return None
-    return (
-        float(value) if kind.startswith("REAL") else int(value) if kind.startswith("INTEGER") else str(value)
-    )
 
 
 def answer_columns(plan: Plan) -> dict[str, Any]:
@@ -158,9 +120,9 @@ def sure_columns(plan: Plan, question: Question) -> dict[str, Any]:
     """Return how sure an answer's step time is; nothing without a layout, and of the simple cost model."""
     if plan.layout is None or plan.estimate is None:
         return {}
-    options = question.options
+    asked, options = question, question.options
     judged = assess_layout(
-        plan.layout, question.workload, question.cluster, framework=options.framework, cost=options.cost
+        plan.layout, asked.workload, asked.cluster, framework=options.framework, cost=options.cost
     )
     if judged is None:
         return {}
@@ -187,6 +149,7 @@ def pack_plan(plain: dict[str, Any]) -> bytes:
 def unpack_plan(packed: bytes, *, file: str = "") -> dict[str, Any]:
     """Undo ``pack_plan``; raises ``InputError`` naming the store when the bytes are damaged or hold more than a plan."""
     try:
+        # Not ``zlib.decompress``, which knows no limit: a few stored kilobytes may unfold to gigabytes.
         unfolding = zlib.decompressobj()
         text = unfolding.decompress(packed, MAX_PLAN_BYTES)
         if unfolding.unconsumed_tail or not unfolding.eof:

@@ -186,21 +186,20 @@ class _Sweep:
 
     def _tasks(self, points: Iterable[SweepPoint]) -> Iterator[Task]:
         """Claim points as workers ask for them."""
-        claim = self._store.claim
         for point in points:
-            now_s = time.time()
-            taken = claim(
-                point.key, self.owner, lease_s=self._lease_s, now_s=now_s, retry=self._retry,
+            taken = self._store.claim(
+                point.key, self.owner, lease_s=self._lease_s, now_s=time.time(), retry=self._retry,
                 time_limit_s=self._limit_s, silent=self._silent(point.key),
             )  # fmt: skip
             if not taken:
                 self._open.append(point)
                 continue
             self._at_work[point.key] = point
-            neighbour = self._store.neighbour(point.chain, point.gpus) if self._warm else None
-            yield Task(
-                key=point.key, question=point.question, neighbour=neighbour, cost_model=cost_model_digest()
-            )
+            # Looked up when a worker asks, not when the sweep begins: sizes answered meanwhile are the nearest.
+            neighbour, prices = None, cost_model_digest()
+            if self._warm:
+                neighbour = self._store.neighbour(point.chain, point.gpus)
+            yield Task(key=point.key, question=point.question, neighbour=neighbour, cost_model=prices)
 
     def _drop_answered(self) -> None:
         """Forget open points that another sweep has answered."""
@@ -279,6 +278,7 @@ def heartbeat(path: Path, owner: str, lease_s: float) -> Iterator[None]:
             with suppress(InputError), SweepStore(path) as store:
                 store.renew(owner, lease_s=lease_s, now_s=time.time())
 
+    # Of its own thread the store needs its own connection: SQLite's objects belong to the thread that made them.
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
     try:

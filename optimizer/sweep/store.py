@@ -25,6 +25,7 @@ from layoutopt.optimizer.sweep.rows import COLUMNS, ERROR, checksum, unpack_plan
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from layoutopt.optimizer.specs.errors import InputError
     from layoutopt.optimizer.specs.layout import Layout
     from layoutopt.optimizer.sweep.points import SweepPoint
     from layoutopt.optimizer.sweep.rows import Outcome, Row
@@ -75,11 +76,10 @@ class SweepStore:
         # Ahead of any connection that could write: a file of another program stays untouched.
         _check_kind(self.path)
         try:
-            self._db = (
-                _reading(self.path)
-                if read_only
-                else sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)
-            )
+            # Without an isolation level: Python would begin transactions of its own before a write, and not take the lock
+            # that ``_transaction`` wants at the start of one.
+            connect = _reading if read_only else _writing
+            self._db = connect(self.path)
             self._db.row_factory = sqlite3.Row
             self._check_content()
             # A point takes far longer than the disk: wait for it, so that a power cut loses nothing either.
@@ -177,12 +177,12 @@ class SweepStore:
     def release(self, owner: str, keys: Sequence[str] | None = None) -> None:
         """Give up claims of ``owner``: the given ones, or all."""
         with self._transaction() as db:
+            # By the owner too: a claim that ran out may be another sweep's by now.
+            sql = "DELETE FROM claims WHERE owner = ?"
             if keys is None:
-                db.execute("DELETE FROM claims WHERE owner = ?", (owner,))
+                db.execute(sql, (owner,))
             else:
-                db.executemany(
-                    "DELETE FROM claims WHERE owner = ? AND key = ?", [(owner, key) for key in keys]
-                )
+                db.executemany(f"{sql} AND key = ?", [(owner, key) for key in keys])
 
     def save(self, point: SweepPoint, outcome: Outcome, owner: str) -> bool:
         """Write an answer and drop the claim on it; False when another sweep answered first."""
@@ -208,6 +208,7 @@ class SweepStore:
 
     def rows(self, keys: Iterable[str] | None = None) -> Iterator[Row]:
         """Yield rows without their plans: all, sizes innermost, or those with the given keys in order."""
+        # Plans are read one at a time (``plan``): they are by far the most of a store.
         names = ", ".join(name for name in COLUMNS if name != "plan")
         if keys is None:
             sql = f"SELECT {names} FROM points ORDER BY {_ORDER}"
@@ -252,6 +253,10 @@ class SweepStore:
             raise _unusable(self.path, error) from None
 
 
+def _writing(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+
+
 def _reading(path: Path) -> sqlite3.Connection:
     """Open a store for reading, also where neither it nor its folder can be written."""
     uri = f"{path.absolute().as_uri()}?mode=ro"
@@ -276,6 +281,7 @@ def _create(path: Path) -> None:
     try:
         with closing(sqlite3.connect(fresh)) as db:
             db.executescript(_SCHEMA)
+            # With a write-ahead log those that read go on while another process writes (sqlite.org/wal.html).
             db.execute("PRAGMA journal_mode = WAL")
         try:
             # Unlike a rename a link fails where the name is taken, so that nobody's store is replaced.
@@ -286,9 +292,8 @@ def _create(path: Path) -> None:
             if not path.exists():
                 fresh.replace(path)
     except (OSError, sqlite3.Error) as error:
-        raise input_error(
-            f"can't be created ({error})", "a path in a folder you may write to", file=str(path)
-        ) from None
+        what = f"can't be created ({error})"
+        raise input_error(what, "a path in a folder you may write to", file=str(path)) from None
     finally:
         fresh.unlink(missing_ok=True)
 
@@ -300,39 +305,37 @@ def _check_kind(path: Path) -> None:
     process, and other processes would delete the log under it (sqlite.org/howtocorrupt.html, section 2.2).
     """
     try:
+        # SQLite takes an empty file for a database without tables, and would make one of it.
         if path.stat().st_size == 0:
-            raise input_error(
-                "is empty, no store; it was left as it is", "another --store path", file=str(path)
-            )
+            raise _no_store(path, "is empty, no store")
         with closing(_reading(path)) as db:
             kind = db.execute("PRAGMA application_id").fetchone()[0]
             version = db.execute("PRAGMA user_version").fetchone()[0]
     except OSError as error:
         raise input_error(f"can't be read ({error.strerror})", "a store of sweeps", file=str(path)) from None
     except sqlite3.DatabaseError as error:
-        what = "is no SQLite file; it was left as it is"
         if "not a database" not in str(error):
             raise _unusable(path, error) from None
-        raise input_error(what, "another --store path", file=str(path)) from None
+        raise _no_store(path, "is no SQLite file") from None
     if kind != APPLICATION_ID:
-        what = "is a SQLite file of another program; it was left as it is"
-        raise input_error(what, "another --store path", file=str(path))
+        raise _no_store(path, "is a SQLite file of another program")
     if version != SCHEMA_VERSION:
-        what = f"has store version {version}, this layoutopt writes {SCHEMA_VERSION}; it was left as it is"
-        raise input_error(what, "another --store path", file=str(path))
+        raise _no_store(path, f"has store version {version}, this layoutopt writes {SCHEMA_VERSION}")
 
 
-def _unusable(path: Path, error: sqlite3.DatabaseError) -> Exception:
+def _no_store(path: Path, what: str) -> InputError:
+    return input_error(f"{what}; it was left as it is", "another --store path", file=str(path))
+
+
+def _unusable(path: Path, error: sqlite3.DatabaseError) -> InputError:
+    """Say what SQLite could not do, and what helps."""
     text = str(error)
     if "is full" in text:
-        return input_error(
-            "can't be written: the disk is full", "free space; what was solved is kept", file=str(path)
-        )
-    if "readonly" in text or "unable to open" in text:
-        return input_error(f"can't be written ({text})", "a store you may write to", file=str(path))
-    if "locked" in text:
-        return input_error(
-            f"stays locked by another process for {BUSY_S:g} s", "try again later", file=str(path)
-        )
-    what = f"is damaged ({text}); it was left as it is"
-    return input_error(what, "a backup, or another --store path", file=str(path))
+        what, do = "can't be written: the disk is full", "free space; what was solved is kept"
+    elif "readonly" in text or "unable to open" in text:
+        what, do = f"can't be written ({text})", "a store you may write to"
+    elif "locked" in text:
+        what, do = f"stays locked by another process for {BUSY_S:g} s", "try again later"
+    else:
+        what, do = f"is damaged ({text}); it was left as it is", "a backup, or another --store path"
+    return input_error(what, do, file=str(path))

@@ -14,7 +14,7 @@ from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.sweep.rows import Outcome, answer_columns, failed_outcome, pack_plan, sure_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from layoutopt.optimizer.solve.inputs import Question
     from layoutopt.optimizer.solve.plan import Plan
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     ShouldStop = Callable[[], bool]
     PlanWriter = Callable[[Plan], dict[str, Any]]
-    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,10 +108,10 @@ def _adapted(question: Question, layout: Layout) -> Iterator[Layout]:
             continue
         changed = replace(layout, **{axis: degree})
         micro_batches, rest = divmod(batch, changed.dp * changed.micro_batch)
+        # Sequence parallelism is a layout's only with tensor parallelism; what had none of either is given both, as usual.
+        sp = changed.tp > 1 and (layout.sp or layout.tp == 1)
         if not rest and micro_batches:
-            yield replace(
-                changed, micro_batches=micro_batches, sp=changed.tp > 1 and (layout.sp or layout.tp == 1)
-            )
+            yield replace(changed, micro_batches=micro_batches, sp=sp)
 
 
 def _allowed(question: Question, layout: Layout) -> bool:

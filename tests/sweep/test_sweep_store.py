@@ -170,6 +170,13 @@ def test_a_process_number_used_again_is_another_owner() -> None:
     assert is_dead(f"{machine}/{process}/1/{word}")
 
 
+@pytest.mark.parametrize("process", [1 << 31, 10**10, 10**17])
+def test_a_number_that_no_process_has_is_dead(process: int) -> None:
+    """Process numbers are C ints: a larger one in a claim of this machine holds nothing, and is no internal error."""
+    machine, _, started, word = new_owner().split("/")
+    assert is_dead(f"{machine}/{process}/{started}/{word}")
+
+
 def test_errors_can_be_tried_again(tmp_path: Path, make_points: MakePoints) -> None:
     """An error is an answer unless a retry is asked for, then a new answer replaces it."""
     (point,) = make_points(8)

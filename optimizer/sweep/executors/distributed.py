@@ -7,6 +7,7 @@ import re
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from layoutopt.optimizer.solve.inputs import cost_model_digest
@@ -27,13 +28,8 @@ POLL_S = 1.0
 
 QUEUED_PER_THREAD = 2
 LOGGERS = (
-    "distributed",
-    "distributed.client",
-    "distributed.comm",
-    "distributed.core",
-    "tornado.application",
-    "asyncio",
-)
+    "distributed", "distributed.client", "distributed.comm", "distributed.core", "tornado.application", "asyncio"
+)  # fmt: skip
 """Who logs when a scheduler is gone."""
 
 KILLED = "KilledWorker"
@@ -54,10 +50,11 @@ class DaskExecutor:
             what = "a scheduler needs dask, which is not installed"
             raise input_error(what, 'pip install "dask[distributed]"', key="scheduler") from None
         if not ADDRESS.fullmatch(address):
-            what = f"{address[:60]!r} is no address"
-            raise input_error(
-                what, "the address that `dask scheduler` prints, e.g. tcp://host:8786", key="scheduler"
+            shown, allowed = (
+                repr(address[:60]),
+                "the address that `dask scheduler` prints, e.g. tcp://host:8786",
             )
+            raise input_error(f"{shown} is no address", allowed, key="scheduler")
         self.address, self._connect_s = address, connect_s
 
     def run(self, work: PointWork, tasks: Iterator[Task]) -> Generator[Outcome]:
@@ -82,12 +79,11 @@ class DaskExecutor:
     def _outcomes(
         self, client: Any, work: PointWork, tasks: Iterator[Task], running: dict[Any, Task]
     ) -> Iterator[Outcome]:
-
         while True:
-            threads = sum(client.nthreads().values())
-            while (
-                len(running) < max(threads, 1) * QUEUED_PER_THREAD and (task := next(tasks, None)) is not None
-            ):
+            # Workers come and go while a cluster grows: asked anew each time, and one where all are gone for now.
+            wanted = max(sum(client.nthreads().values()), 1) * QUEUED_PER_THREAD
+            for task in islice(tasks, max(wanted - len(running), 0)):
+                # Not pure: dask would make a key of work and task, and hand out what it keeps under it (Client.submit).
                 running[client.submit(work, task, pure=False)] = task
             if not running:
                 return
@@ -117,11 +113,8 @@ class DaskExecutor:
             raise input_error(what, "the same layoutopt on every worker", key="scheduler")
 
     def _lost(self) -> InputError:
-        return input_error(
-            f"lost the scheduler at {self.address}; what was solved is stored",
-            "start it and run the same command again",
-            key="scheduler",
-        )
+        what = f"lost the scheduler at {self.address}; what was solved is stored"
+        return input_error(what, "start it and run the same command again", key="scheduler")
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.specs.errors import input_error
@@ -97,16 +98,14 @@ class _Run:
             if not self._running:
                 self._submit(self._suspects.popleft())
             return
-        while len(self._running) < self._workers * QUEUED_PER_WORKER:
-            task = next(tasks, None)
-            if task is None:
-                return
+        for task in islice(tasks, max(self._workers * QUEUED_PER_WORKER - len(self._running), 0)):
             self._submit(task)
 
     def _submit(self, task: Task) -> None:
         try:
             future = self._pool.submit(_call, self._work, task)
         except BrokenProcessPool as error:
+            # A worker that died between two answers shows here: the task counts among the lost ones, as those at work do.
             future = Future()
             future.set_exception(error)
         self._running[future] = task
