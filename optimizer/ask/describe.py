@@ -122,6 +122,7 @@ def describe_cluster(cluster: ClusterSpec) -> ClusterFacts:
         name=cluster.name,
         gpu=cluster.gpu.name,
         gpus=cluster.gpu_count,
+        # The last node may be used in part.
         nodes=-(-cluster.gpu_count // cluster.gpus_per_node),
         gpus_per_node=cluster.gpus_per_node,
         nvlink_domain=cluster.nvlink_domain,

@@ -102,12 +102,14 @@ def _launched(request: JobRequest, run: RunChoices, names: Names, found: _Found)
         job = fill_open(job, load_layout(request.layout, names=names), names.layout)
     require_stated(job, f"give it with {names.layout}, which fills what a file leaves open")
     model = load_model(request.model, run, names=names, beside=found.kinds) if request.model else None
+    # A model file may take these options too: only without one is it known that nothing does.
     if model is None:
         require_used(run, found.kinds, request.files[0], names)
     workload = job_workload(job, run, model.value.model if model else found.model, names)
     machine = _machine(request.cluster, run, job, found.nodes, names)
     layout = complete_layout(_resized(job, workload, machine), model=workload.model, gpus=machine.gpu_count)
     framework = request.framework or job.framework
+    # A release of one trainer says nothing of another.
     software = request.software or (job.version if framework is job.framework else None)
     return Job(
         workload=workload,
@@ -132,6 +134,7 @@ def _resized(job: ImportedJob, workload: Workload, machine: ClusterSpec) -> Impo
     batch, part = workload.training.global_batch, job.layout
     inner = (part.tp or 1) * (part.cp or 1) * (part.pp or 1)
     dp = part.dp if part.dp and part.dp * inner == machine.gpu_count else None
+    # Degrees that were stated stay where they still multiply to the GPUs; what follows from them follows again.
     kept = part.micro_batches if batch == job.training.global_batch and dp == part.dp else None
     training = replace(job.training, global_batch=batch)
     shard = None if dp is None and job.replicas > 1 else part.hsdp_shard
@@ -176,6 +179,7 @@ def _machine(
 
     whole = load_cluster(cluster, names=names)
     listed = gpu_count(nodes, whole.gpus_per_node) if nodes else None
+    # What was asked, then what the scheduler gave, then what the script believes.
     gpus = run.gpus or listed or job.gpus
     return whole if gpus is None else first_gpus(whole, gpus, key=names.gpus)
 

@@ -115,6 +115,7 @@ def load_question(
     model: str | Path, cluster: str | Path, run: RunChoices = AS_STATED, *, names: Names = PYTHON
 ) -> tuple[Loaded[Workload], ClusterSpec]:
     """Load a model and a cluster; raises ``InputError`` with the problems of both."""
+    # Both are read before anything is refused: whoever mends one would else find the other's fault next.
     problems: list[Problem] = []
     workload, machine = None, None
     try:
@@ -177,6 +178,7 @@ def run_tokens(run: RunChoices, length: int, names: Names = PYTHON) -> float | N
         )
     if run.epochs is not None and run.samples is None:
         raise input_error(f"is given without {names.samples}", "sequences of the data set", key=names.epochs)
+    # One epoch where none is stated: samples alone say the run's length.
     if run.samples is not None:
         return (run.epochs or 1.0) * run.samples * length
     return run.total_tokens
@@ -414,6 +416,7 @@ def load_sources(sources: Sequence[str], run: RunChoices = AS_STATED, *, names: 
         except InputError as error:
             problems.extend(error.problems)
     missing = "a MODEL" if not models else "a CLUSTER" if not families else ""
+    # A source that could not be read may be the one that is missing.
     if not problems and missing:
         what = f"{' '.join(sources)[:60]}: {missing} is missing"
         problems.append(

@@ -47,6 +47,7 @@ class Planned:
         """Return the prices under other constants, named as a cluster's calibration names them."""
         question, framework = self.question, self.question.options.framework
         cluster = replace(question.cluster, calibration={**question.cluster.calibration, **values})
+        # Host times and framework speeds stand in the preset, the others in the cluster: a constant may be either.
         preset = calibrated(self.cost.preset, framework, values)
         return build_cost_model(
             question.workload.model,

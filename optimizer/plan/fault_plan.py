@@ -103,6 +103,7 @@ def expected_wall_s(
     if failures.hot_restart_s is None and failures.repair_s is None:
         return faults.best.wall_s
     uses = [footprint_of(row_of(layout)) for _, layout in parts]
+    # Part by part: phases may use different layouts, and lose differently to a failure.
     slower = [float(slowdowns(model, cluster, use.gpus, use.replicas)[0]) for use in uses]
     return sum(work_s * factor for (work_s, _), factor in zip(parts, slower, strict=True))
 
@@ -131,6 +132,7 @@ def _simulated(
         schedule.stall_s,
         schedule.restart_s,
         mtbf_s,
+        # The same seed with and without the error: both have the same failures, and differ by the error alone.
         runs=options.simulated_runs,
         seed=options.seed,
         slower=drawn_ratios(options.ratio_quantiles, options.simulated_runs, options.seed)
@@ -172,6 +174,7 @@ def spare_nodes(mtbf_s: float, repair_s: float, confidence: float) -> int:
     mean = repair_s / mtbf_s
     if mean > LARGE_MEAN:
         return int(mean + Z_OF_LARGE_MEAN * mean**0.5) + 1
+    # Term by term: the next Poisson probability is the last one times mean over count.
     chance = covered = exp(-mean)
     count = 0
     while covered < confidence:

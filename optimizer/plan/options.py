@@ -65,6 +65,7 @@ class PlanOptions:
     @property
     def step_ratio(self) -> tuple[float, float]:
         """The range of days: four fifths of measured runs, or one stated error to either side."""
+        # Who states an error means that much to either side, and no share of runs.
         return self.step_ratios.get("80", (1 - self.relative_error, 1 + self.relative_error))
 
     @property

@@ -84,6 +84,7 @@ class _Rules:
         than the rule asks for is used only when nothing else can be launched.
         """
         for least, again, tp, pp in product(LEAST_STEPS, (False, True), self._tp, self.pipeline_degrees()):
+            # A recipe leaves no GPU idle: whoever follows it by hand takes degrees that divide.
             if self._cluster.gpu_count % (tp * self._cp * pp):
                 continue
             choices = product(self.chunks(pp), MICRO_BATCHES, self.expert_degrees(tp, pp), self.orders())

@@ -126,6 +126,7 @@ def make_training_plan(
     """
     options = options or PlanOptions()
     phases = phase_workloads(workload)
+    # Before anything is solved: a later phase without tokens would be found after minutes.
     _require_tokens(phases)
     answers = [plan, *(phase_plans or (solve(part, cluster, options.solve) for _, part in phases[1:]))]
     planned = tuple(
@@ -154,6 +155,7 @@ def make_training_plan(
         gpu_hour_cost=price,
         faults=faults,
         expected_days=days,
+        # GPUs that the layout leaves idle are paid for too.
         expected_cost=None if price is None else days * 24 * cluster.gpu_count * price,
     )
 

@@ -106,6 +106,7 @@ def watch_list(
         software=options.space.software,
         kind=options.cost,
     )
+    # A step that takes longer makes a rate lower: ends of rates change places.
     low, high = step_ratio
     tokens_per_s = workload.training.tokens_per_step / estimate.step_time_s
 

@@ -77,10 +77,6 @@ class Answer(ABC):
         )
 
 
-SHOWN_GAP = 5e-7
-"""Gaps below this are the rounding of the solver's integers."""
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Result(Answer):
     """The answer of ``solve``. ``plan`` has everything; the properties are its most used parts."""
@@ -196,8 +192,8 @@ class Result(Answer):
         from layoutopt.optimizer.report.tables.layout import layout_text
         from layoutopt.optimizer.report.tables.proof import gap_words
 
-        step, gap = self.plan.estimate.step_time_s, self.plan.gap
-        proof = f"gap {gap_words(gap)}" if gap is None or gap > SHOWN_GAP else "proven"
+        step, gap = self.plan.estimate.step_time_s, gap_words(self.plan.gap)
+        proof = "proven" if gap == "none" else f"gap {gap}"
         return f"<{self.status}: {self.question_line}: {step:.5g} s per step, {proof}; {layout_text(self.plan.layout)}>"
 
     def _tables(self) -> RenderableType:

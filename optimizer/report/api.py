@@ -141,6 +141,7 @@ def solve(
     chosen = replace(
         options,
         framework=framework_named(framework) if framework else options.framework,
+        # The shorter limit counts: neither argument can lengthen what the other allows.
         time_limit_s=min(options.time_limit_s, time_limit_s),
         constrain=constrain or options.constrain,
         then=then or options.then,
@@ -152,6 +153,7 @@ def solve(
             forbid={**space.forbid, **_tuples(forbid)},
             max={**space.max, **(most or {})},
             min={**space.min, **(least or {})},
+            # Requirements add up; with one it is a text, with several a list.
             require=(*space.require, *((require,) if isinstance(require, str) else require)),
             gpu_hour_cost=space.gpu_hour_cost if gpu_hour_cost is None else gpu_hour_cost,
         ),

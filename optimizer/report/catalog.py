@@ -74,6 +74,7 @@ def find_catalog(kinds: Iterable[str], search: str = "") -> Catalog:
     kinds = tuple(kinds)
     found = Catalog(listed={kind: _FIND[kind](search.lower()) for kind in kinds})
     if search and not found.count:
+        # Aliases too: people know a GPU by several names.
         names = [name for kind in kinds for name in _names(kind)]
         raise input_error(f"no name holds {search[:60]!r}", _nearest(search, names), key="catalog")
     return found

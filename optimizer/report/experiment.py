@@ -62,8 +62,10 @@ def _again(found: NextRuns, launches: Mapping[int, str]) -> list[str]:
             told = f"--nccl {folder}/LOG"
         elif place in launches:
             told = f"--profile {folder}/LOG --plan {launches[place]}"
+        # What the trainer's exporter can't launch leaves no log to read.
         else:
             continue
+        # Each step goes on from the file that the one before wrote: a calibration keeps what was read earlier.
         lines.append(f"layoutopt calibrate --cluster {cluster} {told} -o own-{place}.yaml")
         cluster = f"own-{place}.yaml"
     lines += [f"layoutopt next-runs MODEL {cluster}", "```", ""]

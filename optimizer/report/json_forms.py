@@ -202,6 +202,7 @@ def plan_to_plain(plan: Plan, honesty: Honesty | None = None) -> Plain:
         other |= {"distinguishable": tie.distinguishable, "measurement": tie.measurement or None}
     if plan.estimate is not None:
         for other, slower in zip(plain["alternatives"], plan.alternatives, strict=True):
+            # By component, with the measured runs of each: what a claim of a gain rests on.
             found = carriers(plan.estimate.breakdown_s, slower.estimate.breakdown_s)
             other["carried_by"] = [
                 {"component": one.component.value, "share": one.share, "rows": one.rows} for one in found
@@ -236,6 +237,7 @@ def space_to_plain(space: Space) -> Plain:
                 for count in counts.removed
             },
             "remaining": {"degree_tuples": counts.remaining_degrees, "tuples": counts.remaining_tuples},
+            # JSON has no infinity: an empty space has no logarithm.
             "joint_assignments_log10": joint if math.isfinite(joint) else None,
             "empty": space.empty.message if space.empty else None,
         }

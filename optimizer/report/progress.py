@@ -89,6 +89,7 @@ class Lines(Silent):
 
     def update(self, state: Progress) -> None:
         """Print the state if it is news."""
+        # A better layout is news at any time; else now and then, to show that it goes on.
         if state.best_s < self._best_s or self._due(LINE_EVERY_S):
             self._best_s = state.best_s
             say(self._text(state))
@@ -177,6 +178,7 @@ class SweepProgressPrinter:
             )
         every = LIVE_EVERY_S if self._live_wanted else SWEEP_LINE_EVERY_S
         now = time.perf_counter()
+        # The last state always: a log must not end short of what was done.
         if now - self._last < every and state.done < state.total:
             return
         self._last = now

@@ -56,6 +56,7 @@ def say_lines(text: str) -> None:
 
 def print_document(text: str) -> None:
     """Print a file's text to stdout: as it is into a file or pipe, without control characters on a terminal."""
+    # A file must be what it is; only a terminal obeys control characters.
     click.echo(printable(text, lines=True) if sys.stdout.isatty() else text, nl=False)
 
 

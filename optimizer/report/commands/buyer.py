@@ -36,12 +36,15 @@ def asks_what_to_buy(words: Sequence[str]) -> bool:
     """Tell whether a plan's words name several machines or leave sizes and batches open."""
     named = [word for word in words if not word.startswith("-")][:2]
     # A GPU without a number of them is a machine whose size is open.
+    # Click has not parsed yet: a word further back is the value of some option.
     if len(named) == 2 and ("," in named[1] or is_gpu(named[1])) and words.index(named[1]) < 3:
         return True
     values = {name: value for name, value in zip(words, [*words[1:], ""], strict=True) if name in LISTS}
+    # Both spellings: --batch 512:1024 and --batch=512:1024.
     values |= {
         name: rest for name, _, rest in (word.partition("=") for word in words) if name in LISTS and rest
     }
+    # A list, a range, prices by GPU, or "within 1.5x".
     several = any(re.search("[,:= ]", value) for value in values.values())
     return several or any(word.partition("=")[0] in OWN for word in words)
 
@@ -129,6 +132,7 @@ def command(
         workload,
         _machines(machines, network, prices),
         _precisions(precision, workload),
+        # Offers show no near-ties, and expected days alone.
         PlanOptions(solve=SolveOptions(framework=framework_named(framework), top=1), simulated_runs=1),
         days=days,
         batches=_batches(batch, workload),

@@ -86,6 +86,7 @@ def command(
     read: tuple[Observation, ...] = ()
     if profiles:
         told = _profiled(profiles, plan, cluster, choices, output)
+        # Benchmarks win over a profile's traffic: they had the links to themselves.
         given, read = {**told.values, **given}, told.observations
         if not tables:
             return _write_told(told, given, machine, file, output)

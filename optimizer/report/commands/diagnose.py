@@ -107,6 +107,7 @@ def command(
         refuse_given(OF_PROFILES, "is used beside profiles alone", "PLAN PROFILE..., or a speed without it")
         return _from_a_number(subject, speed, asked, output)
     refuse_given(OF_SPEEDS, "is used without profiles alone", "MODEL with a speed, or profiles without it")
+    # Before profiles are read, which takes minutes.
     for file, key in ((calibrate, CALIBRATE), (trace, TRACE), (report, REPORT)):
         require_writable(file, key=key)
     planned = _planned(subject, cluster, asked, trainer)

@@ -28,6 +28,7 @@ def require_drawing(drawing: DrawingOptions) -> None:
         require_writable(drawing.report, key=REPORT)
         from layoutopt.optimizer.report.html.page import require_plotly
 
+        # The library is looked for now: a search of minutes must not end in a missing package.
         require_plotly()
     if drawing.plot is not None:
         _require_ending(drawing.plot, PICTURES, PLOT)

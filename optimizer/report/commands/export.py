@@ -78,6 +78,7 @@ def command(
     What the trainer can't launch is refused with the nearest layout that it can, and what that costs.
     """
     require_folder(folder)
+    # Both name a layout of the plan, and may name different ones.
     if robust and rank is not None:
         raise input_error("--robust chooses the layout", "one of the two", key="--rank")
     question, layout = read_plan(plan, ROBUST if robust else rank or 1)
@@ -154,6 +155,7 @@ def _export(
     release = _release(question, to, release)
     planned = cost_of(question).preset.grad_bytes
     trainer, theirs = _prices_of(question, to, release)
+    # The plan was priced with gradients of some width: a launch file that can say it does, of others it is noted.
     if workload.training.grad_bytes is None and planned != theirs.preset.grad_bytes:
         if trainer in (Framework.MEGATRON_BRIDGE, Framework.NANOTRON) and planned in (2, 4):
             training = replace(workload.training, grad_bytes=int(planned))

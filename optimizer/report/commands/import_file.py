@@ -65,6 +65,7 @@ def command(
             "collective": collective,
             "name": topology,
         }
+        # An importer takes options of its own alone: what was not given must not reach one that has no such.
         found = import_given(
             file, reading, **{name: value for name, value in options.items() if value is not None}
         )

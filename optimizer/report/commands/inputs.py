@@ -98,6 +98,7 @@ def read_job(given: JobChoices, asked: RunChoices, trainer: FrameworkOptions, ou
         cluster=cluster,
         layout=given.layout,
         files=given.files,
+        # The default of --framework must not overrule the trainer that a launch file is of.
         framework=framework_named(trainer.framework) if is_given("framework") else None,
         software=trainer.software,
     )
@@ -112,6 +113,7 @@ def _places(given: JobChoices, *, needs_model: bool) -> tuple[str | None, str]:
     if given.where is not None and len(names) > 1:
         raise input_error("is given twice", "CLUSTER or --cluster", key="--cluster")
     places = [*names, *([given.where] if given.where is not None else [])]
+    # A launch file says what is trained: then one name is enough, and it is the cluster's.
     if len(places) < 1 + needs_model:
         missing = "MODEL and CLUSTER" if not places and needs_model else "CLUSTER"
         raise input_error(
@@ -155,6 +157,7 @@ def solve_options(
             space=declared,
             cost=CostKind(trainer.cost_model),
             top=search.top or near_ties.top,
+            # Whoever asks for N layouts gets N, however much slower.
             near=None if search.top else near_ties.near,
             time_limit_s=float("inf") if search.time_limit is None else search.time_limit,
             workers=search.workers,
@@ -203,6 +206,7 @@ def _savers(names: tuple[str, ...]) -> tuple[Saver, ...]:
     from layoutopt.optimizer.report.commands.values import OFFLOAD
     from layoutopt.optimizer.specs.vocabulary import Saver
 
+    # In the vocabulary's order, so that the same savers are the same question, however they were typed.
     return tuple(
         saver for saver in Saver if saver in names or (OFFLOAD in names and saver.startswith(OFFLOAD))
     )

@@ -63,6 +63,7 @@ def command(
     output = question.output
     workload, machine = question.read()
     options = question.options()
+    # Also layouts beyond the usual 2%: constants are not known to 2%, and one of those may be the fastest.
     options = replace(options, top=LAYOUTS if question.search.top is None else options.top, near=None)
     readings = _readings(measured)
     runs = _cases([one for one in measured if _reading(one) is None], machine)

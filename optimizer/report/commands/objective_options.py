@@ -121,6 +121,7 @@ def with_room(options: SolveOptions, memory: MemoryChoices) -> SolveOptions:
 
     if memory.oom_risk is None:
         return replace(options, reserve=memory.reserve)
+    # Both are shares of memory left free, of which the larger would silently win.
     if memory.reserve:
         raise input_error("is given beside --reserve", "one of the two", key="--oom-risk")
     with named(oom_risk="--oom-risk"):
@@ -141,6 +142,7 @@ def in_objective(options: SolveOptions, choices: ObjectiveChoices, cluster: Clus
             "is given without expected, quantile or regret", "--minimize expected", key="--draws"
         )
     count = choices.draws or SAMPLES
+    # Only statistics weigh sets of constants: other answers need none, and are the same for every seed.
     samples = draw_posterior(cluster, samples=count, seed=options.seed) if drawn else ()
     with named(minimize="--minimize", then="--then", require="--require", gpu_hour_cost="--gpu-hour-cost"):
         return replace(options, minimize=choices.minimize, samples=samples)

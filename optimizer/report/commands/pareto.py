@@ -86,6 +86,7 @@ def command(
             should_stop=watch.should_stop,
         )
     title = f"{workload.model.name}{without(workload.model.left_out)} on {machine.gpu_count:,} x {machine.gpu.name}"
+    # Point by point: layouts of a front may differ in precision, and so in the runs that speak for them.
     judged = [
         assess_layout(one.layout, workload, machine, framework=options.framework, cost=options.cost)
         for one in front.points

@@ -43,6 +43,7 @@ def keeps_inputs(command: Callable[..., Any]) -> Callable[..., Any]:
         ctx = click.get_current_context()
         for param in ctx.command.params:
             path = ctx.params.get(param.name or "")
+            # A stream may lead into any file: whoever redirects means it.
             if not isinstance(param.type, WrittenFile) or path is None or _is_stream(path):
                 continue
             key = param_key(param)
@@ -84,6 +85,7 @@ def _inputs(ctx: click.Context) -> Iterator[tuple[str, Path]]:
         if isinstance(param.type, WrittenFile) or (option and not _READS.search(param.metavar or "")):
             continue
         for value in _values(ctx.params.get(param.name or "")):
+            # A file may also stand behind a name and an equals sign.
             for text in {str(value), str(value).rpartition("=")[2]}:
                 # folders are looked into where profiles are meant; a model's holds more than its configuration
                 if _is_file(text) or (isinstance(value, Path) and Path(text).is_dir()):

@@ -67,6 +67,7 @@ class PlanCommand(SpaceCommand):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Hand over to the buyer's question where the words ask it."""
+        # Two questions under one name with different options: click has to know which before it parses.
         if asks_what_to_buy(args):
             return buyer.make_context(info_name, args, parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
@@ -123,6 +124,7 @@ def command(
         gpu_hour_cost=question.demands.gpu_hour_cost, solve=question.options(), seed=question.search.seed
     )
     questions = _Asked(days=days, fewest=fewest, sizes=sizes, largest_batch=largest_batch, marginal=marginal)
+    # The main phase first: the precision that it chooses decides from which runs the range of days comes.
     plan = solve_watched(phase_workloads(workload)[0][1], machine, options.solve, output)
     extra = _size_questions(workload, question.cluster, questions, options)
     if plan.layout is None:
@@ -220,6 +222,7 @@ def _size_questions(workload: Workload, cluster: str, asked: _Asked, options: Pl
     from layoutopt.optimizer.sweep.inverse import cheapest, cost_by_size, fewest_for_deadline, fewest_that_fit
     from layoutopt.optimizer.sweep.ranges import parse_counts
 
+    # The family and not the machine: other sizes of it are asked about.
     family, parts = load_family(cluster), []
     if asked.fewest:
         found = fewest_that_fit(workload, family, options.solve)

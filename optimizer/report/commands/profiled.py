@@ -24,6 +24,7 @@ def diagnosed(
     from layoutopt.optimizer.interop.profiles.read import read_run
     from layoutopt.optimizer.report.progress import reading_progress
 
+    # Whoever asks for JSON pipes it on, and looks at no bar.
     with reading_progress(quiet=output.quiet or output.json) as on_progress:
         read = read_run(profiles, choices.options(), on_progress)
     return diagnose_run(read, planned.cost, planned.layout)

@@ -88,6 +88,7 @@ def _simulated(question: Question, plan: Path, stated: str | None) -> LayoutSimu
     return simulate_workload(
         question.workload,
         question.cluster,
+        # A plan is read as the file of its own layout.
         load_layout(str(plan) if stated is None else stated, names=OPTIONS),
         framework=options.framework,
         software=options.space.software,

@@ -149,6 +149,7 @@ def _solve(
         plan = solve_layout(
             workload, cluster, options, on_progress=watch.on_progress, should_stop=watch.should_stop
         )
+        # It is a second search: whoever stopped the first does not wait for it.
         if compare_any and plan.layout is not None and not watch.should_stop():
             gain = freer_gain(workload, cluster, plan, options, should_stop=watch.should_stop)
             plan = replace(plan, freer_gain=gain)

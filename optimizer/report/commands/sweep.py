@@ -127,6 +127,7 @@ def sweep(
     from layoutopt.optimizer.ask.load import load_sources
     from layoutopt.optimizer.ask.records import RunChoices
 
+    # Files of other tools describe no run: with the first of each list they can be read, and the grid sets the rest.
     first = RunChoices(global_batch=_first(batch, "--batch"), sequence_length=_first(seq, "--seq"))
     found = load_sources(sources, first, names=OPTIONS)
     notes(found.notes, output)
@@ -142,6 +143,7 @@ def sweep(
     models = [model.model for model in found.models]
     _print(result, rows, store, output, nested=nested, sure=sure, models=models)
     _draw(rows, demands.gpu_hour_cost, drawing, output, sure)
+    # Infeasible points are answers; only what the same command would go on with is not done.
     unfinished = result.interrupted or result.unproven or result.failed or result.lost
     return ExitCode.STOPPED if unfinished else ExitCode.OK
 

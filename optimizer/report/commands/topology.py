@@ -62,6 +62,7 @@ def show(
     require_writable(graph, key="--graph")
     machine = load_cluster(cluster)
     groups = _groups(machine, group, stride)
+    # As nccl-tests would read them: beside training collectives share their links and reach less.
     table = topology_table(
         machine, load_links(machine.calibration, alone=True), size_bytes=size, groups=groups
     )

@@ -48,6 +48,7 @@ def command(
 
     Rows that can't be priced are listed with the reason; rows priced with --assume are counted apart.
     """
+    # One door for pictures, of which this command has no page.
     drawing = DrawingOptions(report=None, plot=plot)
     require_drawing(drawing)
     report = _validate(read_tables(tables), assume, output)

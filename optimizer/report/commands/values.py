@@ -96,6 +96,7 @@ class Words(Word):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the words in the order given, each once."""
+        # Click converts defaults too, which are no text.
         if isinstance(value, tuple):
             return value
         convert = super().convert
@@ -176,6 +177,7 @@ class Whole(Value):
 
         tokens = units.whole_number(value, units.TOKENS)
         number = tokens if self.of_tokens else units.whole_number(value)
+        # 16M behind --batch is meant in tokens: so many sequences are in no batch.
         if number is None and tokens is not None and self.tokens_option:
             hint = f"{self.tokens_option} {units.format_count(tokens)}"
             raise option_problem(param, f"{str(value)[:60]!r} counts tokens", hint)
@@ -213,6 +215,7 @@ class Number(Value):
             number = float(str(value))
         except ValueError:
             number = float("nan")
+        # What is no number falls through to the one message that names the limits.
         below = number <= self.least if self.positive else number < self.least
         if not isfinite(number) or below or number > self.most:
             allowed = (
@@ -288,6 +291,7 @@ class Share(Value):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the share; raises ``InputError`` unless it is from 0 to below 1, or 1 where all is allowed."""
         text = str(value).strip()
+        # A default is a share already; only what is typed is in percent.
         in_percent = (self.percent and not isinstance(value, float)) or text.endswith("%")
         try:
             number = float(text.removesuffix("%")) / (100 if in_percent else 1)

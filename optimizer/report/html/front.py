@@ -119,8 +119,10 @@ def _said(front: Front) -> str:
 
 def _scale(values: Sequence[float], start: float, end: float) -> Scale:
     low, high = min(values), max(values)
+    # Over a wide range a linear axis presses all but the largest point into a corner.
     if low > 0 and high > WIDE * low:
         return Scale(low=low / 1.15, high=high * 1.15, start=start, end=end, logarithmic=True)
+    # A front of one point has no range: its value, or 1, gives the axis an extent.
     room = (high - low) * 0.08 or abs(high) * 0.05 or 1.0
     return Scale(low=low - room, high=high + room, start=start, end=end)
 
@@ -136,6 +138,7 @@ def _labels(front: Front, places: Sequence[tuple[float, float]]) -> Markup:
     """Name the layouts of points that are far enough from the last one named, beside them."""
     parts, last = [], -LABEL_GAP_PX
     for point, (x, y) in zip(front.points, places, strict=True):
+        # Two names over each other can be read by nobody; the table has all.
         if abs(y - last) < LABEL_GAP_PX:
             continue
         name = short_text(point.layout)

@@ -132,6 +132,7 @@ def validation_picture(report: ValidationReport) -> str:
     families = sorted({row.case.family.value for row in rows})
     colours = {name: SERIES[index % len(SERIES)] for index, name in enumerate(families)}
     times = [time for row in rows for time in (row.prediction.step_time_s, row.case.measured_s or 0.0)]
+    # One square for both axes, so that the diagonal is agreement.
     low, high = min(times) / 1.3, max(times) * 1.3
     x = Scale(low=low, high=high, start=MARGIN + 60, end=MARGIN + 60 + SIDE, logarithmic=True)
     y = Scale(low=low, high=high, start=TOP + SIDE, end=TOP, logarithmic=True)
@@ -218,6 +219,7 @@ def sweep_picture(rows: Sequence[Row]) -> str:
 def _model(found: DrawnLines, top: float, named: bool) -> Markup:
     """Draw the two panels of one model."""
     name = f"{found.model}: " if named else ""
+    # Names stand right of the panel at the lines' ends, where a legend would ask to compare colours.
     names_px = max(width_px(line.name) for line in found.lines) + 14 if len(found.lines) > 1 else 14
     times = [step_time_s(row) for line in found.lines for row in line.rows]
     nice = nice_values(min(times), max(times))

@@ -36,6 +36,7 @@ def element(name: str, *children: str, **attributes: Attribute) -> Markup:
     the attribute out, True writes its name alone. Numbers are written short.
     """
     written = "".join(_attribute(key, value) for key, value in attributes.items())
+    # These have no end tag in HTML; one would be read as a second element.
     if name in _VOID:
         return Markup(f"<{name}{written}>")
     return Markup(f"<{name}{written}>{joined(children)}</{name}>")

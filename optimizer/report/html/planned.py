@@ -106,6 +106,7 @@ def _phase_sections(phase: PhasePlan, name: str, key: str) -> Iterator[Section]:
         ],
     )
     yield Section(title=f"{name}What to watch", blocks=_watch(phase))
+    # Each phase by its own inputs: sequence length and batch differ.
     question = question_from_plain(phase.plan.inputs)
     for section in plan_sections(phase.plan, question, key=key):
         yield Section(title=f"{name}{section.title}", blocks=section.blocks)

@@ -101,6 +101,7 @@ def _by_browser(svg: str, browser: str) -> bytes:
         source.write_text(body, encoding="utf-8")
         # Chromium's sandbox refuses to run as root; the page is ours and asks for nothing.
         root = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+        # A profile of its own: the user's browser may be running, and would take the call as a new tab.
         places = [
             f"--user-data-dir={folder}/profile",
             f"--screenshot={target}",

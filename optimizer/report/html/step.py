@@ -61,6 +61,7 @@ def step_message(estimate: Estimate) -> str:
         "exposed traffic": sum(parts[name] for name in TRAFFIC) / step,
         "the pipeline bubble": parts[Component.BUBBLE] / step,
     }
+    # By difference, so that the shares sum to the step whatever components there are.
     shares["the rest"] = 1.0 - sum(shares.values())
     words = [f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005]
     return f"Of {format_seconds(step)} per step, {_listed(words)}."

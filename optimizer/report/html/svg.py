@@ -139,6 +139,7 @@ def spread_apart(wanted: Sequence[float], gap: float) -> list[float]:
     placed = list(wanted)
     for before, after in pairwise(order):
         placed[after] = max(placed[after], placed[before] + gap)
+    # Pushed apart downwards, all move back by the mean: none is far from where it belongs.
     excess = sum(placed[index] - wanted[index] for index in order) / len(order) if order else 0.0
     return [position - excess for position in placed]
 
@@ -157,6 +158,7 @@ def document(width: float, height: float, title: str, description: str, *parts: 
             viewBox=f"0 0 {width:g} {height:g}",
             width=width,
             height=height,
+            # Programs that draw SVG know fonts by name, not the words of browsers.
             font_family=FONT.replace("system-ui, -apple-system, ", ""),
             role="img",
             aria_labelledby="title desc",

@@ -96,6 +96,7 @@ def _idle_remarks(lines: DrawnLines) -> list[str]:
     """Name the clusters on which fewer than all GPUs are faster."""
     remarks = []
     for line in lines.lines:
+        # Sizes with awkward divisors: the curve shows that they are slower, not that a part of them is faster.
         for row in best_within(line.rows):
             best, own = row["nested_step_time_s"], row["step_time_s"]
             if best is not None and best < own * (1 - IDLE_GAIN):

@@ -116,6 +116,7 @@ def _folded(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     for _, members in groupby(rows, key=lambda row: [row[index] for index in fixed]):
         run = list(members)
         totals = [float(row[names.index("total")]) for row in run]
+        # Only what falls from rank to rank is said by its first and last value.
         if len(run) < FOLDED_ROWS or totals != sorted(totals, reverse=True):
             folded.extend(run)
             continue
@@ -157,6 +158,7 @@ def divisors(
     ``state_bytes``.
     """
     copies = SCHEDULES[layout.schedule].parameter_copies
+    # As it was priced: savers and switches change what a parameter takes.
     preset = preset.saving(layout.savers).switched(layout.switches)
     moments = moment_bytes(preset)
     state = state_bytes(preset, batch_of_one(layout), moments, copies=copies, weight_bytes=weight_bytes)
@@ -214,6 +216,7 @@ def _token_divisor(layout: Layout) -> str:
 def _gb(value_bytes: float) -> str:
     """Write GB with two decimals below 100."""
     size = value_bytes / 1e9
+    # From 99.95 on two decimals would write 100.00, wider than the column's other figures.
     return "-" if value_bytes == 0 else f"{size:.1f}" if size >= 99.95 else f"{size:.2f}"
 
 

@@ -39,6 +39,7 @@ STYLES = {
 def console() -> Console:
     """Return a console on stdout, as wide as the terminal or ``COLUMNS``, ``WIDTH`` columns where there is neither."""
     found = Console(highlight=False, emoji=False, markup=False)
+    # Rich takes 80 columns where it finds no terminal.
     if not found.is_terminal and "COLUMNS" not in os.environ:
         found.width = WIDTH
     return found
@@ -68,6 +69,7 @@ def grid(
         table.add_column(
             name,
             justify="left" if is_text else "right",
+            # A number that wraps is two numbers.
             no_wrap=not is_text or (index == 0 and not wraps),
             overflow="fold",
         )

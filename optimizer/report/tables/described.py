@@ -109,6 +109,7 @@ def _models(rows: tuple[ModelRow, ...]) -> Table:
         (
             row.name,
             f"{row.parameters / 1e9:,.1f}B",
+            # Within a percent a model is dense: a second column would say the first one again.
             f"{row.active_parameters / 1e9:,.1f}B" if row.active_parameters < 0.99 * row.parameters else "",
             str(row.layers),
             f"{row.hidden:,}",
@@ -161,6 +162,7 @@ def _gpus(rows: tuple[GpuRow, ...]) -> Table:
 
 def _peak(dense_flops: dict[str, float]) -> float:
     """Return the 16-bit peak."""
+    # Older GPUs have no bf16.
     return dense_flops.get("bf16") or dense_flops.get("fp16") or max(dense_flops.values())
 
 

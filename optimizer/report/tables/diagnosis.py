@@ -143,6 +143,7 @@ def _signed(seconds: float) -> str:
 
 def _row(row: Compared, words: str) -> tuple[str, ...]:
     ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+    # Of a gap of next to nothing a term is many times as much, which tells nobody anything.
     share = "" if row.gap_share is None or abs(row.gap_share) > 10 else f"{row.gap_share:.0%}"
     return (
         words,
@@ -159,6 +160,7 @@ def _traffic(found: Diagnosis) -> Table:
     for one in found.overlaps:
         size = "" if one.bytes is None else format_bytes(one.bytes)
         rate = "" if one.bytes_per_s is None else format_rate(one.bytes_per_s)
+        # A wait for a rank that was not profiled can't be told from its transfer.
         waiting = format_seconds(one.waiting_s) if one.whole or one.waiting_s else "not told"
         planned = "" if one.predicted_bytes_per_s is None else format_rate(one.predicted_bytes_per_s)
         kind = one.kind.replace("_", " ")
@@ -198,6 +200,7 @@ def _does(one: Operation) -> str:
 
 def _ranks(found: Diagnosis, *, verbose: bool) -> Table:
     listed = sorted(found.speeds, key=lambda one: -one.ratio)
+    # The two slowest and the two fastest: what lies between differs by less.
     shown = found.speeds if verbose or len(listed) <= 4 else (*listed[:2], *listed[-2:])
     rows = [
         (

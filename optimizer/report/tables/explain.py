@@ -43,6 +43,7 @@ def explanation_tables(
     parts: list[RenderableType] = [headline(judged), header_table(workload, cluster, framework)]
     if judged.reasons:
         parts.append(section(REASONS[judged.verdict.value], bullets(judged.reasons)))
+    # The whole layout: a user's text may have left most of it open.
     parts.append(layout_section(judged.layout))
     if found.fullest is not None and judged.verdict.value != "fits":
         parts.append(_fullest_section(found.fullest))
@@ -72,6 +73,7 @@ def _died_section(died: Sequence[OutOfMemory], fullest: FullestRank | None) -> R
     rows = []
     for message in died:
         place = "?" if message.gpu is None else str(message.gpu)
+        # In GiB as torch prints them, so that the message can be laid beside the table.
         figures = (
             message.allocated_bytes,
             message.reserved_bytes,

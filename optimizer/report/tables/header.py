@@ -50,6 +50,7 @@ def header_table(workload: Workload, cluster: ClusterSpec, framework: str) -> Ta
 def size_words(model: ModelFacts) -> str:
     """Say how large a model is and what its layers are: ``8.03B parameters (7.5B in matrices), 32 layers``."""
     counts = model.parameters
+    # A dense model's counts differ by next to nothing, and one of them is enough.
     moe = counts.active < 0.99 * counts.total
     active = f"{format_count(rough(counts.active))} active, " if moe else ""
     size = f"{format_count(rough(counts.total))} parameters ({active}{format_count(rough(counts.matrices))} in matrices)"

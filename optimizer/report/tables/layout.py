@@ -73,6 +73,7 @@ def stage_table(layout: Layout) -> Table | None:
 
 def stage_rows(layout: Layout) -> tuple[list[str], list[list[str]], list[int]]:
     """Return columns, rows and the columns that hold words of the table of stages."""
+    # The kinds of a stack of one kind would be said at every rank.
     mixed = len({name for stage in layout.stages for name, count in stage.kinds.items() if count}) > 1
     rows = [_rank_row([s for s in layout.stages if s.rank == rank], mixed=mixed) for rank in range(layout.pp)]
     names = ["ranks", "layers", "recomputed", "chunks", "holds"]

@@ -34,6 +34,7 @@ def next_runs_tables(found: NextRuns, runs: int, sure: Sequence[str] = ()) -> Re
 
 
 def _headline(found: NextRuns, runs: int) -> str:
+    # What was measured changed the choice, or confirmed it: the headline is no longer the prediction.
     after = f"after {runs} run{'s' if runs > 1 else ''} " if runs else ""
     return (
         f"{after}layout {found.chosen + 1} is the choice: the fastest of {len(found.layouts)} with a chance of "

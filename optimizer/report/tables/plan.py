@@ -87,6 +87,7 @@ def _headline(plan: Plan, honesty: Honesty | None) -> Text:
     if plan.estimate is not None:
         line = step_words(line, plan.estimate, honesty)
         gap = gap_words(plan.gap)
+        # Of an optimal answer the gap is the rounding of the solver's integers, which is no news.
         if plan.status.value != "optimal" or gap != "none":
             line.append(f", proven within {'rounding' if gap == 'none' else gap}")
     elif plan.infeasibility is None:
@@ -126,6 +127,7 @@ def _roomier_line(plan: Plan, estimate: Estimate, shown: Shown) -> str:
 
 def suggestion_words(one: Suggestion, *, python: bool = False) -> str:
     """Write a suggestion as the caller would give it."""
+    # A suggestion may open several savers, which are one option each.
     values = one.value.split("+")
     if python:
         return f"{one.option} {', '.join(values)}: {one.effect}"
@@ -244,6 +246,7 @@ def _notes(plan: Plan, cluster: ClusterSpec, honesty: Honesty | None) -> Iterato
 
 def plan_notes(plan: Plan, cluster: ClusterSpec, honesty: Honesty | None = None) -> list[str]:
     """Return remarks on idle GPUs and on what a freer framework would gain, and the warnings."""
+    # Each is put in front: goals come first, then idle GPUs, then what limits the answer.
     notes = [*plan.warnings, *_absent_ranks(plan, cluster.gpu_count)]
     if plan.layout is not None and plan.idle_gpus:
         notes.insert(0, f"{plan.idle_gpus:,} of {cluster.gpu_count:,} GPUs stay idle")

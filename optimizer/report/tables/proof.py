@@ -34,6 +34,7 @@ def gap_words(gap: float | None) -> str:
     """Write a gap; what rounds to nothing is none."""
     if gap is None:
         return "unknown"
+    # Smaller gaps are the rounding of the solver's integers.
     return "none" if gap < 5e-7 else f"{gap:.2%}" if gap >= 5e-5 else f"{gap:.1e}"
 
 
@@ -150,6 +151,7 @@ def _closed_words(one: Openable) -> str:
 def _stage_words(space: Space) -> str:
     rule, launched = space.stage_rule, space.ctx.launch_rule
     words = f"split of layers {_words(rule.split)}, recomputed layers {_words(rule.recomputation)}"
+    # A search may be narrower than the trainer: a proof that hides it would claim more than it shows.
     if launched.launchable is not rule.split or launched.recomputation is not rule.recomputation:
         words += f"; searched so, the framework launches {_words(launched.launchable)} splits and recomputes "
         words += _words(launched.recomputation)

@@ -74,6 +74,7 @@ def _far(one: Reference, far: Distance) -> list[tuple[str, str]]:
     if plan.layout is None or plan.estimate is None or far.slower is None:
         return [("optimum", plan.status.value)]
     proven = plan.status.value + (f", gap {plan.gap:.1%}" if plan.gap else "")
+    # An upper bound: rows whose bound is below the published step may hold nothing faster.
     rank = f"at most {far.faster_rows:,} of {far.rows:,} combinations of degrees hold a faster layout"
     return [
         ("optimum", f"{plan.estimate.step_time_s:.2f} s ({proven}): {layout_text(plan.layout)}"),

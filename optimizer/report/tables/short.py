@@ -63,6 +63,7 @@ def answer_table(
     pairs = header_pairs(workload, cluster, framework)
     if layout is not None:
         pairs.append(("layout", layout_text(layout)))
+        # A single stage without recomputation holds the whole model: there is nothing to say of it.
         if layout.pp > 1 or any(stage.recomputed for stage in layout.stages):
             pairs.append(("stages", stage_words(layout)))
     if worth:
@@ -79,6 +80,7 @@ def worth_words(worth: Mapping[str, float]) -> str:
     ranked = sorted(worth.items(), key=lambda item: -abs(item[1]))
     told = [(name, more) for name, more in ranked if abs(more) >= LEAST_WORTH]
     words = [f"without {name} {more:+.1%}" for name, more in told]
+    # Switches worth nothing are named all the same: they stand in the layout, and a reader would ask.
     few = [name for name, more in ranked if abs(more) < LEAST_WORTH]
     return ", ".join([*words, *([f"{', '.join(few)}: under {LEAST_WORTH:.1%}"] if few else [])])
 
@@ -147,6 +149,7 @@ def ties_section(plan: Plan, honesty: Honesty | None) -> RenderableType:
         for other in plan.alternatives
     ]
     note = f"less than {limit:.0%} apart is {INDISTINCT}" if limit else ""
+    # A proof may end before all near-ties are told: how many may be as near belongs beside those that are.
     if plan.open_ties:
         note = "; ".join(filter(None, (f"{format_count(plan.open_ties)} tuples may be as near", note)))
     return section("Near-ties", grid(["slower", "step", "memory", "differs in"], rows, left=(3,)), note=note)

@@ -64,6 +64,7 @@ def rates_pairs(estimate: Estimate, training: TrainingSpec) -> list[tuple[str, s
 
 def run_length_words(estimate: Estimate, training: TrainingSpec) -> Iterator[str]:
     """Say how long the stated tokens take; nothing where the count is only a built-in model's."""
+    # A built-in model's own count made a fine-tune take years.
     if training.stated_tokens:
         run_s = training.stated_tokens / training.tokens_per_step * estimate.step_time_s
         tokens = format_count(training.stated_tokens)

@@ -44,6 +44,7 @@ def sweep_tables(
     result: SweepResult, rows: Sequence[Row], store: str, *, nested: bool, sure: Sequence[str] = ()
 ) -> RenderableType:
     """Show how the sweep ended, and its rows, and how ``sure`` they are; columns with one value for all are said once."""
+    # What all rows share is said once: at 100 columns the layout needs the room.
     fixed = [name for name in CONSTANT_COLUMNS if len({row[name] for row in rows}) == 1]
     varied = [name for name in CONSTANT_COLUMNS if name not in fixed]
     said = [", ".join(f"{HEADINGS[name]} {_number(rows[0][name])}" for name in fixed) if rows else ""]
@@ -158,6 +159,7 @@ def sizes_section(
 
 def _size_words(answer: SizeAnswer) -> str:
     """Write a size, and how many of its GPUs had better stand idle."""
+    # No size is shown slower than a smaller one, whose job runs on it with GPUs idle.
     idle = 0 if answer.used_gpus is None else answer.gpus - answer.used_gpus
     return f"{answer.gpus:,}" + (f" ({idle:,} idle)" if idle else "")
 

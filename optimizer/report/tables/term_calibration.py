@@ -37,6 +37,7 @@ def constants_tables(found: TermCalibration) -> RenderableType:
     columns = ["constant", "was", "is", "+-", "measured", "predicted", "from"]
     step = f"step {format_seconds(found.before_s)} before, {format_seconds(found.after_s)} after"
     parts: list[RenderableType] = [section("Calibration", grid(columns, rows, left=(0, 6)), note=step)]
+    # Of constants that stay the reason is the answer: nobody else says that a profile told nothing of them.
     warned = [*(f"{fit.name}: {fit.reason}" for fit in found.fits if fit.reason), *found.warnings]
     if warned:
         parts.append(section("Warnings", bullets(warned)))

@@ -149,6 +149,7 @@ def recipe_words(phase: PhasePlan) -> str:
     saved += "" if baseline.cost_saved is None else f", {rough(baseline.cost_saved):,.0f}"
     step_s = judged.estimate.step_time_s
     said = f"{format_seconds(step_s)} a step, {baseline.slower:.1%} slower: the optimum saves {saved}"
+    # What carries the gain, with the runs that test it: a large saving is a large claim.
     claim = claim_words(phase.estimate, judged.estimate)
     return f"{said}, {claim}" if claim else said
 
@@ -194,6 +195,7 @@ def bandwidth_rows(watch: WatchList) -> tuple[list[str], list[list[str]]]:
             format_rate(entry.bus_bytes_per_s),
         ]
         for entry in watch.bandwidths
+        # The layout's own messages, and one size that every sweep of nccl-tests has; JSON has all.
         if entry.own or entry.size_bytes == 2.0**28
     ]
     return ["axis", "nccl-tests", "ranks", "message", "time", "bus bandwidth"], rows
@@ -206,6 +208,7 @@ def _band(band: tuple[float, float, float]) -> str:
 def replaced(plan: TrainingPlan) -> bool:
     """Tell whether the expected days count hot restarts or nodes in repair, which the schedules do not."""
     wall_days = plan.faults.best.wall_s / DAY_S
+    # Where nothing is replaced both are one sum, but for its rounding.
     return abs(plan.expected_days - wall_days) > 1e-9 * wall_days
 
 
@@ -290,6 +293,7 @@ def purchase_tables(
     """
     model = describe_model(workload)
     tokens = format_count(workload.training.total_tokens or 0.0)
+    # An offer without a price can't be compared by cost: then GPU-days decide.
     all_priced = all(one.cost is not None for one in found if one.gpus)
     head = Text(_purchase_headline(best, days, priced=all_priced), style="bold")
     asked = f"{model.name}: {size_words(model)}; {tokens} tokens"

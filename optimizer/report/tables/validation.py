@@ -122,6 +122,7 @@ def _ids(ids: Sequence[str], of: int) -> str:
 def _skipped(skips: Sequence[Skip], *, verbose: bool) -> RenderableType:
     if verbose:
         return section("Not priced", bullets(f"{skip.run.id}: {skip.reason}" for skip in skips))
+    # Many rows share a reason: a list of rows would hide it.
     reasons = Counter(skip.reason for skip in skips).most_common()
     lines = [f"{count:,} x {reason}" for reason, count in reasons[:MOST_REASONS]]
     if len(reasons) > MOST_REASONS:
