@@ -184,6 +184,7 @@ def _fitted(
         fit = fit_term(term, measured, reprice, values, expected)
         if fit is not None:
             fits.append(fit)
+            # What a term tells too little of stays as it was for the terms behind it too.
             values |= {fit.name: fit.value} if fit.taken else {}
     return values, fits
 

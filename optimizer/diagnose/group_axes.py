@@ -39,6 +39,7 @@ class PlannedGroup(NamedTuple):
 def planned_groups(layout: Layout, rank: int) -> tuple[PlannedGroup, ...]:
     """Return the groups of two or more that a rank of a layout communicates in."""
     groups = layout_groups(layout)
+    # Gradients are summed over dp and cp together, and trainers have groups of dp alone beside those.
     named = [
         (Axis.TP, groups.tp), (Axis.CP, groups.cp), (Axis.PP, groups.pp), (Axis.DP, groups.dp_cp), (Axis.DP, groups.dp)
     ]  # fmt: skip

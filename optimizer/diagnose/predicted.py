@@ -67,6 +67,7 @@ class Expectation:
     @property
     def step_s(self) -> float:
         """The predicted step."""
+        # The labels of every stage sum to the same step.
         return self.stages[0].step_s
 
     def stage_of(self, rank: int) -> int:

@@ -95,6 +95,7 @@ def fit_term(
     if not logs:
         return None
     ratios = sorted(logs.values())
+    # The figures that are shown are those of ranks that ran, not of an average that none had.
     middle = sorted(logs, key=lambda place: logs[place])[(len(logs) - 1) // 2 : len(logs) // 2 + 1]
     low, high = known.bounds
     at = [place for place, was in enumerate(before) if was > 0]
@@ -113,6 +114,7 @@ def fit_term(
     # A run repeats within LEAST_SPREAD however many ranks it has; what ranks differ by averages out among them.
     spread = pstdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0
     sigma = math.hypot(LEAST_SPREAD, spread) / abs(slope) if slope else math.inf
+    # Without a prior of its own a constant's bounds count as two standard deviations to either side.
     prior = PRIOR_SIGMA.get(term.name.partition(".")[0], math.log(high / max(low, 1e-9)) / 4)
     reason = (
         "" if sigma < prior else _too_little(ratios, LEAST_SPREAD / abs(slope) < prior if slope else False)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
 
 BINS = 160
+"""Stretches of the step: a few pixels each on a page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

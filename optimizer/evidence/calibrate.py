@@ -108,6 +108,7 @@ def _observations(
     """Return what the runs read with the new constants; one that counts less reads within more."""
     repeat = discrepancy().repeat
     weights = location.weights[: len(cases)]
+    # Weights are inverse variances: a run of a quarter of the weight reads within twice the spread.
     return observe_runs(cases, values, [repeat / weight**0.5 for weight in weights])
 
 

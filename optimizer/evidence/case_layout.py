@@ -198,6 +198,7 @@ def layout_of(
     tp = run.tp or 1
     return Layout(
         tp=tp,
+        # On wherever tensor parallelism is, unless the row says that it is off.
         sp=tp > 1 and run.sp is not False,
         cp=run.cp or 1,
         pp=pp,

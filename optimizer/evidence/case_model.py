@@ -138,8 +138,10 @@ def training_of(run: MeasuredRun, facts: NoteFacts, *, dropout: bool) -> Trainin
         global_batch=run.global_batch or 0,
         precision=precision,
         fp8_recipe=_recipe(run, precision),
+        # Unstated it counts as on, and stands among the row's unstated cells.
         flash=run.flash is not False,
         dropout=dropout if facts.dropout is None else facts.dropout,
+        # Benchmarks force tokens to be balanced; natural routing has the imbalance of the constants.
         moe_imbalance=1.0 if run.routing == "balanced" else None,
         adapter=_adapter(run, facts),
     )

@@ -44,6 +44,7 @@ def summarize(errors: Sequence[float]) -> ErrorSummary:
     sizes = [abs(error) for error in errors]
     return ErrorSummary(
         rows=len(errors),
+        # The mean follows the worst rows, the median does not see them: both are quoted.
         mape=fmean(sizes),
         median_ape=median(sizes),
         p90_ape=quantile(sizes, 0.9),

@@ -120,6 +120,7 @@ def in_half_bytes(cluster: ClusterSpec, speed: float) -> ClusterSpec:
 
 def _halved(gpu: GpuSpec, speed: float) -> GpuSpec:
     return replace(
+        # All rates of bytes, and all that holds bytes: an element takes four where the formulas count two.
         gpu,
         dense_flops={Precision.BF16: gpu.dense_flops[Precision.BF16] * speed},
         memory_bytes=gpu.memory_bytes / 2,

@@ -188,8 +188,10 @@ def next_runs(
         chosen=belief.best,
         chances=tuple(belief.chances(options.seed).tolist()),
         expected_loss=loss,
+        # Both are means over draws of their own, so that their difference may fall below nothing.
         remaining_loss=max(loss - gain, 0.0),
         suggestions=tuple(_suggested(belief, probes, chosen)),
+        # Suggesting ends early only where nothing else is worth a run.
         enough=len(chosen) < budget,
         samples=samples,
         seed=options.seed,
@@ -227,16 +229,15 @@ def _suggested(belief: Belief, probes: Sequence[Probe], chosen: Sequence[int]) -
 def _runs(jobs: Sequence[ProbeJob], estimates: Sequence[Estimate]) -> list[Probe]:
     """Return the layouts themselves as probes, in order: what is chosen from."""
     return [
-        Probe(
-            kind=ProbeKind.RUN,
-            layout=index,
-            gpus=job.layout.gpus,
-            gpu_hours=job.layout.gpus * STEPS * priced.step_time_s / HOUR_S,
-            expected_s=priced.step_time_s,
-            job=job,
-        )
+        _of_job(ProbeKind.RUN, index, job, priced.step_time_s)
         for index, (job, priced) in enumerate(zip(jobs, estimates, strict=True))
     ]
+
+
+def _of_job(kind: ProbeKind, layout: int, job: ProbeJob, step_s: float) -> Probe:
+    gpus = job.layout.gpus
+    hours = gpus * STEPS * step_s / HOUR_S
+    return Probe(kind=kind, layout=layout, gpus=gpus, gpu_hours=hours, expected_s=step_s, job=job)
 
 
 def _proxies(jobs: Sequence[ProbeJob], options: SolveOptions) -> list[Probe]:
@@ -248,17 +249,7 @@ def _proxies(jobs: Sequence[ProbeJob], options: SolveOptions) -> list[Probe]:
             continue
         own = ProbeJob(workload=small[0], cluster=small[1], layout=small[2])
         # A proxy's step is expected under the same constants, and errs with the same errors.
-        step_s = _price(own, {}, options).step_time_s
-        found.append(
-            Probe(
-                kind=ProbeKind.PROXY,
-                layout=index,
-                gpus=own.layout.gpus,
-                gpu_hours=own.layout.gpus * STEPS * step_s / HOUR_S,
-                expected_s=step_s,
-                job=own,
-            )
-        )
+        found.append(_of_job(ProbeKind.PROXY, index, own, _price(own, {}, options).step_time_s))
     return found
 
 

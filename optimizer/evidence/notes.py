@@ -12,7 +12,7 @@ from layoutopt.optimizer.specs.document import packaged
 from layoutopt.optimizer.specs.vocabulary import Dispatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from layoutopt.optimizer.evidence.run import MeasuredRun
 
@@ -63,6 +63,17 @@ FLAGS = (
 )
 """Facts that are either so or not."""
 
+READERS: Mapping[str, Callable[[str], Any]] = dict.fromkeys(FLAGS, lambda text: text == "1") | {
+    "dispatcher": Dispatcher,
+    "capacity_factor": float,
+    "loss_chunks": int,
+    "adapter_rank": int,
+    # Where notes say so at all, it is so.
+    "memory_gib": lambda text: True,
+    "adapter_attention": lambda text: True,
+}
+"""How a fact's words are read."""
+
 
 @cache
 def phrases() -> tuple[Phrase, ...]:
@@ -98,13 +109,4 @@ def _matches(notes: str) -> dict[str, str]:
 
 
 def _facts(found: Mapping[str, str]) -> NoteFacts:
-    flags = {name: found[name] == "1" for name in FLAGS if name in found}
-    return NoteFacts(
-        **flags,
-        dispatcher=Dispatcher(found["dispatcher"]) if "dispatcher" in found else None,
-        memory_gib="memory_gib" in found,
-        capacity_factor=float(found["capacity_factor"]) if "capacity_factor" in found else None,
-        loss_chunks=int(found["loss_chunks"]) if "loss_chunks" in found else None,
-        adapter_rank=int(found["adapter_rank"]) if "adapter_rank" in found else None,
-        adapter_attention="adapter_attention" in found,
-    )
+    return NoteFacts(**{name: READERS[name](text) for name, text in found.items() if name in READERS})

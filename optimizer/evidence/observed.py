@@ -66,6 +66,7 @@ def observe(
         slopes[one] = math.log(moved_s / priced.step_time_s) / STEP
     return Observation(
         name=name,
+        # Rounded for the file that people read, far below what a run repeats within.
         ratio=_rounded(measured_s / priced.step_time_s, 6),
         spread=_rounded(spread, 3),
         predicted_s=_rounded(priced.step_time_s, 6),

@@ -188,6 +188,7 @@ def _group(members: Sequence[int], cases: Sequence[Case]) -> PreparedGroup:
 
 
 def _padded(counts: IntArray, ranks: int) -> IntArray:
+    # Batches are rectangular: ranks that a shallower pipeline lacks hold nothing.
     return np.pad(counts, ((0, ranks - len(counts)), (0, 0)))
 
 

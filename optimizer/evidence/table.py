@@ -140,6 +140,7 @@ def read_cells(
             continue
         try:
             values[name] = column.read(cell)
+        # All wrong cells are collected: who is told of one at a time mends a table for days.
         except ValueError:
             what = f"{_short(cell)!r}"
             problems.append(Problem(what=what, allowed=column.allowed, key=name, file=file, line=line))
@@ -158,6 +159,7 @@ def _duplicates(runs: Sequence[MeasuredRun], file: str) -> list[Problem]:
 
 
 def _at_most(problems: Sequence[Problem], file: str) -> list[Problem]:
+    # A table with one wrong column is wrong in every row.
     shown = list(problems[:MAX_PROBLEMS])
     if len(problems) > MAX_PROBLEMS:
         shown.append(Problem(what=f"{len(problems) - MAX_PROBLEMS} more problems", file=file))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -178,24 +178,8 @@ def layout_key(case: Case) -> Hashable:
     """Return what makes two runs of a group the same layout: the layout and the switches of its launch."""
     layout = case.layout
     stages = tuple((stage.layers, stage.recomputed) for stage in layout.stages)
-    degrees = (
-        layout.tp,
-        layout.sp,
-        layout.cp,
-        layout.pp,
-        layout.vp,
-        layout.ep,
-        layout.etp,
-        layout.dp,
-        layout.zero,
-        layout.hsdp_shard,
-        layout.micro_batch,
-        layout.recompute,
-        layout.schedule,
-        layout.precision,
-        layout.mesh_order,
-    )
-    return degrees, stages, tuple(sorted(case.switches.items()))
+    # Micro-batches follow from the batch, which is the question's and not the layout's.
+    return replace(layout, stages=(), micro_batches=1), stages, tuple(sorted(case.switches.items()))
 
 
 def members(cases: Sequence[Case]) -> dict[str, list[int]]:
@@ -219,6 +203,7 @@ def ranked_groups(cases: Sequence[Case], predicted_s: Mapping[int, float]) -> li
         for index in indices:
             if index in predicted_s:
                 layouts.setdefault(layout_key(cases[index]), []).append(index)
+        # Of two layouts the better is found half of the time by chance.
         if len(layouts) >= SMALLEST_GROUP:
             groups.append(_group(name, list(layouts.values()), cases, predicted_s))
     return groups
@@ -229,6 +214,7 @@ def _group(
 ) -> RankedGroup:
     return RankedGroup(
         name=name,
+        # Repeats of a layout are averaged: their order is noise.
         measured_s=tuple(fmean(cases[index].measured_s or 0.0 for index in same) for same in layouts),
         predicted_s=tuple(fmean(predicted_s[index] for index in same) for same in layouts),
     )

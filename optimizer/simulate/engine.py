@@ -80,6 +80,7 @@ def _durations(pipeline: Pipeline, graph: Graph, work: StageWork) -> FloatArray:
     hop = by_rank(pipeline, work.hop_s, "hop_s")
     rank, kind, chunk = graph.op_columns[:3]
     links = np.array([hop[:2] for hop in graph.transfers + graph.sends], dtype=np.int64).reshape(-1, 2)
+    # A gradient goes back over the link by which its activation came.
     low, high = links.min(axis=1), links.max(axis=1)
     # A hop between the two ends of a pipeline of more than two ranks is the wrap-around of interleaving.
     wrap = (high - low == pipeline.pp - 1) & (pipeline.pp > 2)

@@ -66,6 +66,20 @@ def test_intervals_of_unmeasured_kinds_are_marked(tmp_path: Path) -> None:
     assert " ?<" in page.read_text() and "?: no measured run of this kind" in page.read_text()
 
 
+def test_every_size_says_how_sure_it_is(tmp_path: Path) -> None:
+    """Inside a node there are measured runs, over a fabric that joins no such GPUs there are none: both are said."""
+    machine = tmp_path / "odd.yaml"
+    machine.write_text("base: h100x16\nname: odd\nfabric: slingshot\n")
+    store = ("--store", str(tmp_path / "s.db"))
+    told = run(
+        "sweep", "llama3-8b", str(machine), "--gpus", "8,16", "--batch", "16", "--top", "1", "-j", "1", *store
+    )
+    words = " ".join(told.stdout.split())
+    assert told.exit_code == 0, told.output
+    assert "measured runs of this kind (dense 16-bit H100)" in words
+    assert "no measured run of this kind (slingshot between hopper GPUs)" in words
+
+
 def test_infeasible_points_are_answers(tmp_path: Path) -> None:
     """A size on which nothing fits is a row, not a failure."""
     result = run(

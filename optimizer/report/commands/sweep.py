@@ -296,14 +296,14 @@ def _draw(
 
 
 def _how_sure(points: Sequence[SweepPoint]) -> list[str]:
-    """Say for every model and kind of cluster how far off such predictions were, each sentence once."""
+    """Say for every kind of point how far off such predictions were, each sentence once."""
     from layoutopt.optimizer.cost.factory import CostKind
     from layoutopt.optimizer.report.tables.honesty import sure_lines
 
-    kinds = {(point.model, point.family): point.question for point in points}
+    # Of every point: a size within one node may have measured runs where a larger one of the family has none.
     asked = [
         (one.workload, one.cluster, one.workload.training.precision)
-        for one in kinds.values()
+        for one in (point.question for point in points)
         if one.options.cost is CostKind.FULL
     ]
     return sure_lines(asked, points[0].question.options.framework)
