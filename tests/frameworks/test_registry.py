@@ -10,6 +10,7 @@ import pytest
 from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.record import NEWEST, FrameworkRecord
 from layoutopt.optimizer.frameworks.registry import (
+    EXPORTED,
     FRAMEWORK_ALIASES,
     Framework,
     abilities_of,
@@ -17,7 +18,9 @@ from layoutopt.optimizer.frameworks.registry import (
     framework_named,
     parse_release,
 )
+from layoutopt.optimizer.interop.torchtitan.write import SCHEDULE_NAMES
 from layoutopt.optimizer.specs.errors import InputError
+from layoutopt.optimizer.specs.vocabulary import Optimizer, Schedule
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,3 +85,18 @@ def test_a_member_without_a_record_is_a_type_error(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert 'Missing named argument "releases"' in done.stdout
     assert 'expected "FrameworkRecord"' in done.stdout
+
+
+@pytest.mark.parametrize("framework", EXPORTED)
+def test_an_exporter_has_a_word_for_every_optimizer(framework: Framework) -> None:
+    """Whatever a release may be asked for beside AdamW has a word in launch files: none is a KeyError of a writer."""
+    releases = framework.record.releases
+    asked = {kind for one in releases for kind in one.abilities.optimizers} - {Optimizer.ADAMW}
+    assert asked <= {*framework.record.optimizers}
+
+
+def test_torchtitan_has_a_name_for_every_schedule() -> None:
+    """Schedules that a release launches have names in its configuration."""
+    releases = Framework.TORCHTITAN.record.releases
+    launched = {schedule for one in releases for schedule in one.abilities.schedules} - {Schedule.NONE}
+    assert launched == {*SCHEDULE_NAMES}
