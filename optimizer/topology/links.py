@@ -237,6 +237,15 @@ def _below(name: str, values: Mapping[str, float]) -> Mapping[str, float]:
 
 def _networks(values: Mapping[str, float]) -> Mapping[str, NetworkLink]:
     names = [field.name for field in fields(NetworkLink)]
+    lacking = [
+        (name, fabric) for fabric in NetworkFabric for name in names if f"{name}.{fabric}" not in values
+    ]
+    if lacking:
+        name, fabric = lacking[0]
+        what = f"{name} has no {fabric}"
+        raise input_error(
+            what, "value, bounds and source of every network fabric", file="topology/fabrics.yaml"
+        )
     return {
         fabric.value: NetworkLink(**{name: values[f"{name}.{fabric.value}"] for name in names})
         for fabric in NetworkFabric

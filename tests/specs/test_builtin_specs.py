@@ -219,7 +219,7 @@ def test_h100_clusters_are_the_reference_fabric(count: int) -> None:
 
 @pytest.mark.parametrize("name", gpu_names())
 def test_gpu_entries_are_sensible(name: str) -> None:
-    """Entries have a source, FLOP/s that double as formats halve, formats of their generation, nearly their nominal memory."""
+    """Entries have a source, FLOP/s that double as formats halve, formats as their generation, and about nominal memory."""
     gpu = load_gpu(name)
     assert gpu.source
     assert 0.99 < gpu.memory_bytes / gpu.nominal_memory_bytes < 1.1
