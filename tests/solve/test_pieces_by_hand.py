@@ -21,7 +21,8 @@ from layoutopt.optimizer.frameworks.stage_rule import (
     StageRule,
 )
 from layoutopt.optimizer.solve.model.coefficients import coefficients, rounding_s
-from layoutopt.optimizer.solve.model.slices import Shape, stack_terms
+from layoutopt.optimizer.solve.model.cp_model import CpModel
+from layoutopt.optimizer.solve.model.slices import Shape, TupleSlice, stack_terms, tuple_slice
 from layoutopt.optimizer.solve.search.best_by import worst_mixture
 from layoutopt.optimizer.solve.search.capacity import at_most, mixes, reachable_kinds
 from layoutopt.optimizer.solve.search.cases import stage_cases
@@ -435,3 +436,26 @@ def test_the_worst_mixture_makes_layouts_equally_bad() -> None:
     assert weights.sum() == pytest.approx(1.0)
     assert weights @ [1.0, 3.0] == pytest.approx(weights @ [2.0, 1.0])
     assert weights == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_a_model_of_many_tuples_asks_no_more_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes are listed as often for twelve tuples as for three: a list for each of them would be quadratic."""
+    looks: list[int] = []
+    listed = TupleSlice.shapes.fget  # type: ignore[attr-defined]
+
+    def counted(data: TupleSlice) -> Any:
+        """Count a look, and list the shapes."""
+        looks.append(len(data))
+        return listed(data)
+
+    monkeypatch.setattr(TupleSlice, "shapes", property(counted))
+
+    def asked(tuples: int) -> int:
+        """How often a model of so many tuples looks at their shapes."""
+        looks.clear()
+        terms = terms_of([2, 3, 2] * (tuples // 3), [1, 1, 2] * (tuples // 3))
+        rows = batch_of([Layout(pp=pp, vp=vp) for pp, vp in zip(terms.pp, terms.vp, strict=True)])
+        CpModel(tuple_slice(rows, terms, np.array([6]), FREE))
+        return len(looks)
+
+    assert asked(3) == asked(12) > 0

@@ -382,15 +382,14 @@ class Constraints:
 
     def _whole_groups(self) -> None:
         """Layers that are recomputed from one saved input lie in one stage, and fill it up."""
-        for i, literal in enumerate(self._variables.chosen):
-            group = int(self._data.terms.group[i])
-            own_shape = (shape for shape in self._data.shapes if i in self._data.of_shape(shape))
-            for shape in own_shape if group > 1 else ():
-                for chunk, s in product(range(shape.vp), range(shape.pp)):
-                    label = f"groups_{i}_{chunk}_{s}"
-                    number = self._model.new_int_var(0, self._data.blocks // group, label)
-                    own = sum(self._variables.seat(shape, chunk, s)[0])
-                    self._when(self._model.add(own == group * number), label, literal)
+        groups = self._data.terms.group
+        for i in np.flatnonzero(groups > 1).tolist():
+            shape, group = self._data.shape_of(i), int(groups[i])
+            for chunk, s in product(range(shape.vp), range(shape.pp)):
+                label = f"groups_{i}_{chunk}_{s}"
+                number = self._model.new_int_var(0, self._data.blocks // group, label)
+                own = sum(self._variables.seat(shape, chunk, s)[0])
+                self._when(self._model.add(own == group * number), label, self._variables.chosen[i])
 
     def _recomputing_ranks(self) -> None:
         """Count recomputed blocks, and mark the ranks that need the buffer of a recomputed block."""
