@@ -17,9 +17,7 @@ import numpy as np
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.communication import (
     activation_bytes,
-    all_to_all_bytes,
     gathered_operand_bytes,
-    routed_bytes,
     split_heads_bytes,
     tp_pairs,
 )
@@ -34,6 +32,7 @@ from layoutopt.optimizer.cost.context_parallel import (
 from layoutopt.optimizer.cost.data_parallel import passes, volumes
 from layoutopt.optimizer.cost.ends import LOSS_BYTES, LOSS_SUMS
 from layoutopt.optimizer.cost.estimate import distinct_ranks
+from layoutopt.optimizer.cost.expert_exchange import all_to_all_bytes, routed_bytes
 from layoutopt.optimizer.cost.parameters import block_parameters, norm_width, norms_of
 from layoutopt.optimizer.cost.pipeline import schedule_of
 from layoutopt.optimizer.cost.placement import groups_of, order_of

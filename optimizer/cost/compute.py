@@ -369,12 +369,14 @@ def _moe_work(ctx: ComputeContext, keys: Keys) -> dict[str, Work]:
         )
     )
     permuted = 2 * rows * model.hidden * sorts * ctx.constants["permute_passes"] * ctx.expert_traffic
+    # Positions that are spelled out for every element are written and read, and read again for the gradients.
+    spelled = (not ctx.rates.ideal) * ctx.preset.routed_index_bytes * rows * model.hidden
     small = np.full_like(h, _small_kernels_s(ctx))
     parts = {
         "router": linear(ctx, keys.local_tokens, np.full_like(h, moe.experts), h, wide=True)
         + moved(ctx, scores, scores)
         + Work(small, 2.0 * small, np.zeros_like(small)),
-        "permute": moved(ctx, permuted, permuted),
+        "permute": moved(ctx, permuted + 2 * spelled, permuted + spelled),
         "experts": _grouped(ctx, keys, rows),
         "moe_act": activation_function_work(ctx, rows * moe.ffn / keys.etp * ctx.expert_traffic),
     }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.batch import batch_of_one
-from layoutopt.optimizer.cost.communication import context_parallel, expert_parallel, tensor_parallel
+from layoutopt.optimizer.cost.communication import context_parallel, tensor_parallel
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import (
     activation_function_work,
@@ -23,7 +23,8 @@ from layoutopt.optimizer.cost.compute import (
 )
 from layoutopt.optimizer.cost.data_parallel import fsdp_layer_s
 from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, vocabulary_rows
-from layoutopt.optimizer.cost.layer_units import host_forward_s, layer_unit, recompute_members
+from layoutopt.optimizer.cost.expert_exchange import expert_parallel
+from layoutopt.optimizer.cost.layer_units import host_forward_s, layer_unit, recompute_members, waiting_s
 from layoutopt.optimizer.cost.parameters import block_parameters
 from layoutopt.optimizer.cost.placement import order_of
 from layoutopt.optimizer.cost.stage_counts import stage_blocks
@@ -157,8 +158,7 @@ def _layer(comm: CommContext, shape: LayerShape) -> StageTimes:
         (backward, host_s * ctx.constants["host_backward"]),
     ):
         busy = sum(passed.kernels_s.values()) + sum(passed.traffic_s.values())
-        # The host runs ahead: only what it takes longer than the GPU leaves the GPU idle.
-        passed.host_s = max(launched - busy, 0.0)
+        passed.host_s = _one(waiting_s(ctx, np.asarray(launched), np.asarray(busy)))
     return StageTimes(forward=forward, backward=backward, again=again)
 
 

@@ -11,13 +11,12 @@ from layoutopt.optimizer.cost.activations import LayerActivations, layer_activat
 from layoutopt.optimizer.cost.communication import (
     Exposed,
     context_parallel,
-    counts_awaited_s,
     covering_work,
-    expert_parallel,
     tensor_parallel,
 )
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.compute import gaps_work, last_matrix_s, mixer_work, mlp_work
+from layoutopt.optimizer.cost.expert_exchange import counts_awaited_s, expert_parallel
 from layoutopt.optimizer.cost.frozen import trained_work
 from layoutopt.optimizer.cost.work import Work
 from layoutopt.optimizer.frameworks.preset import EpOverlap
@@ -238,7 +237,14 @@ def host_forward_s(comm: CommContext, shape: LayerShape) -> FloatArray:
     merged: FloatArray | float = 1.0
     if shape.mlp is Mlp.MOE and not switches.cheapest:
         merged = np.where(switches.overlap[EpOverlap.BATCH], 1.0 + constants["host_overlap"], 1.0)
-    return _host_layer_s(comm) * (dense + experts) * merged + counts_awaited_s(comm, shape)
+    launched_s = _host_layer_s(comm) * (dense + experts) * merged + counts_awaited_s(comm, shape)
+    return launched_s + (_awaited_s(comm) if comm.compute.preset.blocking_launches else 0.0)
+
+
+def _awaited_s(comm: CommContext) -> float:
+    """Time in which a layer's kernels start and the host that waits for each notices its end, beside their own."""
+    constants = comm.compute.constants
+    return 0.0 if comm.compute.rates.ideal else constants["layer_kernels"] * constants["blocking_launch_s"]
 
 
 def _host_layer_s(comm: CommContext) -> float:
@@ -265,9 +271,9 @@ def _padded(ctx: ComputeContext) -> bool:
     return ctx.model.moe is not None and ctx.model.moe.capacity_factor is not None
 
 
-def _waiting_s(host_s: FloatArray, device_s: FloatArray) -> FloatArray:
-    """Time the GPU waits for the host: what exceeds its own."""
-    return np.maximum(host_s - device_s, 0.0)
+def waiting_s(ctx: ComputeContext, host_s: FloatArray, device_s: FloatArray) -> FloatArray:
+    """Time (n,) the GPU waits for the host, which runs ahead of it: what exceeds its own, or all where launches block."""
+    return host_s if ctx.preset.blocking_launches else np.maximum(host_s - device_s, 0.0)
 
 
 def _assemble(
@@ -299,10 +305,9 @@ def _assemble(
     # A graph of the whole iteration holds the repeated kernels too.
     launched = np.where(ctx.switches.graphs[CudaGraph.FULL], ctx.constants["host_full_graph"], 1.0)
     host_b = host_once_b + repeated * _host_layer_s(comm) * ctx.constants["host_recompute"] * launched
-    # The host runs ahead of the GPU, so that only what exceeds the GPU's own time is seen.
-    idle_f, idle_b = _waiting_s(host_f, device_f), _waiting_s(host_b, device_b)
+    idle_f, idle_b = waiting_s(ctx, host_f, device_f), waiting_s(ctx, host_b, device_b)
     # Repeating a layer launches its forward kernels once more.
-    idle_again = _waiting_s(host_f, repeat)
+    idle_again = waiting_s(ctx, host_f, repeat)
     parts = {name: t.forward_s + t.backward_s for name, t in traffic.items()}
     parts |= {
         Component.FORWARD: work.forward_s,

@@ -65,7 +65,7 @@ def settings_of(run: MeasuredRun) -> dict[str, Any]:
     named = _table()["frameworks"].get((run.framework or "").lower(), {})
     found: dict[str, Any] = dict(named.get("set", {}))
     for entry in _table()["publications"]:
-        if entry["phrase"] in (run.source or ""):
+        if entry["phrase"] in (run.source or "") and (run.n_gpus or 0) >= entry.get("from_gpus", 0):
             found |= entry["set"]
     return found
 

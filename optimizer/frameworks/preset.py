@@ -70,6 +70,8 @@ class FrameworkPreset:
     router with biases keeps of its input beside the 16-bit one, ``routed_output_bytes`` what is kept of routed experts'
     output where it is multiplied with the probabilities, ``routed_index_bytes`` per element what positions of routed rows
     take while a layer runs, where they are spelled out for every element.
+    ``tp_async_backward``: the backward pass launches tensor-parallel collectives beside its multiplications; without
+    sequence parallelism only where ``tp_async_all_reduce`` too.
     ``loss_chunks``: parts of the tokens whose logits exist one after another.
     ``optimizer`` is the run's. ``narrow_weights``: what is kept of weights that multiply in 8 or 4 bits.
     ``offload_optimizer``, ``offload_activations``: where the optimizer's state, with weights that have no separate
@@ -80,8 +82,10 @@ class FrameworkPreset:
     ``holds_back_traffic``: whole gradients, HSDP replicas and ZeRO-2 without master weights are reduced in the last
     micro-batch alone (``no_sync``).
     ``zero1_all_reduce``: ZeRO-1 reduces whole gradients on every rank.
-    ``partitioned_sends``: tensor-parallel ranks send a share each between pipeline stages and gather it there.
+    ``partitioned_sends``: tensor-parallel ranks send a share each of activations between pipeline stages and gather it
+    there, ``partitioned_gradients``: of their gradients.
     ``host_layer_s`` is host time of one dense layer's forward, ``host_step_s`` per optimizer step.
+    ``blocking_launches``: the host waits for every kernel that it launches (CUDA_LAUNCH_BLOCKING=1), and so the GPU for it.
     ``adds_gradients``: a kernel of its own adds each 16-bit gradient to the gradient buffer, instead of the epilogue of
     the multiplication.
     ``hopper_gemm_speed`` is the release's multiplication library over a current one on Hopper (the first ones ran
@@ -141,6 +145,7 @@ class FrameworkPreset:
     offload_activations: bool
     tp_overlap: bool
     tp_async_backward: bool
+    tp_async_all_reduce: bool
     dp_overlap: bool
     param_overlap: bool
     pp_overlap: bool
@@ -158,6 +163,7 @@ class FrameworkPreset:
     cuda_graph: CudaGraph
     host_layer_s: float
     host_step_s: float
+    blocking_launches: bool
     allocator_reserve: float
     overhead_bytes: float
     borderline_share: float
@@ -167,6 +173,7 @@ class FrameworkPreset:
     flash_attention_2: bool
     fp8_attention: bool
     partitioned_sends: bool
+    partitioned_gradients: bool
     adds_gradients: bool
     reserved_sm_share: float
     grouped_experts: bool

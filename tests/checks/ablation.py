@@ -67,6 +67,10 @@ def _without_adding(case: Case) -> Case:
     return replace(case, switches={**case.switches, "adds_gradients": False})
 
 
+def _running_ahead(case: Case) -> Case:
+    return replace(case, switches={**case.switches, "blocking_launches": False})
+
+
 _MEMORY_SPEEDS = tuple(
     f"hbm_fraction.{family}" for family in ("volta", "ampere", "hopper", "blackwell", "cdna3")
 )
@@ -80,6 +84,7 @@ TERMS = (
     Term(name="compute slowed by collectives", values={"overlap_slowdown": 0.0}),
     Term(name="memory-bound kernels", values=dict.fromkeys(_MEMORY_SPEEDS, 1e6)),
     Term(name="gradients added by own kernels", change=_without_adding),
+    Term(name="launches that block", change=_running_ahead),
     Term(name="casts to 8 bits", values={"cast_traffic": 0.0}),
     Term(
         name="shapes of multiplications",

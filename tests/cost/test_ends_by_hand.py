@@ -13,18 +13,20 @@ from checks.wire import Wire
 from layoutopt.optimizer.cost import work
 from layoutopt.optimizer.cost.batch import batch_of_one
 from layoutopt.optimizer.cost.communication import (
-    HOPPER_SMS,
-    all_to_all_bytes,
     context_parallel,
-    counts_awaited_s,
-    expert_parallel,
-    routed_bytes,
     split_heads_bytes,
     tensor_parallel,
     tp_pairs,
 )
 from layoutopt.optimizer.cost.components import Component
 from layoutopt.optimizer.cost.ends import embedding_unit, head_unit, mtp_unit, vocabulary_rows
+from layoutopt.optimizer.cost.expert_exchange import (
+    HOPPER_SMS,
+    all_to_all_bytes,
+    counts_awaited_s,
+    expert_parallel,
+    routed_bytes,
+)
 from layoutopt.optimizer.cost.factory import build_cost_model
 from layoutopt.optimizer.cost.work import Work
 from layoutopt.optimizer.frameworks.preset import EpOverlap, load_preset

@@ -57,6 +57,57 @@ def test_collectives_of_a_backward_pass_that_are_not_asynchronous_are_exposed(ov
     assert plain / asynchronous == pytest.approx(4 / 3, rel=0.03)
 
 
+def test_all_reduces_of_a_backward_pass_may_wait_where_gathers_do_not() -> None:
+    """Of two all-reduces of a pair, one each way, the backward one shows; with sequence parallelism nothing changes."""
+    for sharded, ratio in ((False, 2.0), (True, 1.0)):
+        layout = f"tp=8,pp=8,mb=1,zero=1,sp={int(sharded)}"
+        beside, waiting = (
+            price(layout, tp_async_all_reduce=own).breakdown_s[Component.TP] for own in (True, False)
+        )
+        assert waiting / beside == pytest.approx(ratio, rel=0.03)
+
+
+def test_each_way_of_a_send_is_shared_out_for_itself() -> None:
+    """Eight ranks send an eighth of activations and of gradients each; whole gradients are eight times as many bytes."""
+    layout = "tp=8,pp=8,mb=1,zero=1,sp=0"
+    shared, half, whole = (
+        price(layout, partitioned_sends=sends, partitioned_gradients=gradients, pp_overlap=False)
+        for sends, gradients in ((True, True), (True, False), (False, False))
+    )
+    seconds = [one.breakdown_s[Component.PP] for one in (shared, half, whole)]
+    assert seconds[0] < seconds[1] < seconds[2]
+    assert seconds[2] - seconds[1] == pytest.approx(seconds[1] - seconds[0], rel=0.02)
+
+
+def test_positions_spelled_out_for_every_element_are_written_and_read() -> None:
+    """16 bytes for every element of routed rows, written, read and read again in the backward pass."""
+    layout = "ep=8,mb=1,zero=1,pp=8,tp=1"
+    plain, spelled = (price(layout, model="mixtral-8x7b", routed_index_bytes=own) for own in (0, 16))
+    workload = load_workload("mixtral-8x7b")
+    elements = workload.training.sequence_length * 2 * workload.model.hidden
+    speed = HBM_BYTES_PER_S * load_constants().of("hbm_fraction", "hopper")
+    layers = workload.training.global_batch / 8 * workload.model.layers / 8
+    for component, times in ((Component.FORWARD, 2), (Component.BACKWARD, 1)):
+        added = spelled.breakdown_s[component] - plain.breakdown_s[component]
+        assert added == pytest.approx(times * 16 * elements / speed * layers, rel=0.02), component
+
+
+def test_launches_that_block_show_the_whole_host_time() -> None:
+    """A forward, a backward and a repeated forward of ten layers, whatever the GPU takes; more for small micro-batches."""
+    constants, forward = load_constants(), load_preset(Framework.MEGATRON).host_layer_s
+    awaited = constants["layer_kernels"] * constants["blocking_launch_s"]
+    each = (forward * constants["host_tp"] + awaited) * (2 + constants["host_backward"])
+    costs = []
+    for micro_batch in (1, 4):
+        layout = f"tp=8,pp=8,mb={micro_batch},zero=1,recompute=full"
+        ahead, blocking = (price(layout, blocking_launches=own) for own in (False, True))
+        assert blocking.breakdown_s[Component.FORWARD] == ahead.breakdown_s[Component.FORWARD]
+        micro_batches = load_workload("llama3-70b").training.global_batch / micro_batch
+        assert blocking.breakdown_s[Component.HOST] == pytest.approx(10 * each * micro_batches, rel=1e-3)
+        costs.append(blocking.step_time_s - ahead.step_time_s)
+    assert costs[0] > 3 * costs[1] > 0
+
+
 def test_memory_of_experts_follows_a_stated_imbalance() -> None:
     """A margin is for routing that nobody states; balanced routing has none, a stated imbalance is its own."""
     layout = "ep=8,mb=1,zero=1,pp=8,tp=1"

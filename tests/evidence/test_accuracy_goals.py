@@ -97,7 +97,7 @@ def test_the_joint_posterior_is_data() -> None:
 @pytest.mark.parametrize(
     ("first_iterations", "tau", "mean", "worst"),
     [
-        (True, 0.6, 0.045, 0.45),  # wanted: 0.65, 0.02, 0.1
+        (True, 0.65, 0.02, 0.22),  # wanted: 0.1; a batch a quarter smaller took as long (bigscience-L775)
         (False, 0.65, 0.02, 0.1),
     ],
 )

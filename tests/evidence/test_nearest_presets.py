@@ -56,6 +56,18 @@ def test_a_trainer_is_priced_as_its_nearest_and_counted_apart(make_run: Callable
     assert list(report.assumed_frameworks) == ["prime-rl"]
 
 
+@pytest.mark.parametrize(("gpus", "blocking"), [(8, False), (512, True)])
+def test_a_publications_setting_may_begin_at_a_size(
+    make_run: Callable[..., MeasuredRun], gpus: int, blocking: bool
+) -> None:
+    """BLOOM's jobs of many GPUs hang unless every launch is waited for, those of one node do not."""
+    source = "bigscience-workshop/bigscience train/tr11-176B-ml/chronicles-prequel.md"
+    cells = {"framework": "megatron-deepspeed", "tp": 8, "pp": 1, "dp": gpus // 8, "n_gpus": gpus}
+    case = case_of(make_run(source=source, **cells))
+    assert preset_of(case).blocking_launches is blocking
+    assert not preset_of(case_of(make_run(**cells))).blocking_launches
+
+
 def test_no_stand_in_hides_a_preset() -> None:
     """An entry that names a trainer with a preset of its own would never be read."""
     assert not [name for name in nearest_frameworks() if find_framework(name)]
