@@ -301,6 +301,7 @@ def _stack(given: Any) -> list[LayerShape]:
     if given.blocks:
         return [shape for block in given.blocks for shape in block.layers()]
     moe, layers = given.moe, given.layers or 0
+    # Checks call this with files that are wrong: more leading layers than layers is said elsewhere.
     if moe is not None and moe.dense_layers > layers:
         return []
     leading, every = (moe.dense_layers, moe.every) if moe else (0, 1)
@@ -316,6 +317,7 @@ def _indexed(given: Any, shapes: list[LayerShape]) -> list[LayerShape]:
     if indexer is None or given.compressed is not None:
         return shapes
     chosen = with_indexers(shapes, indexer.every, indexer.offset)
+    # Cut after the count: with leading dense layers ``_check_parts`` allows no ``every`` but 1, which no cut displaces.
     return [*shapes[: indexer.dense_layers], *chosen[indexer.dense_layers :]]
 
 
@@ -329,6 +331,7 @@ def _check_count(given: PartialFields) -> Iterator[Finding]:
         yield ("blocks",), "is empty", "at least one entry, or layers"
     if given.sliding_window:
         yield ("sliding_window",), "is not used with blocks", "window in the entries of blocks"
+    # Counted before anything is built: a count of 10^9 in a file must not become a list.
     stacked = sum(len(block.pattern or (0,)) * block.count for block in given.blocks or ())
     if stacked > MAX_LAYERS:
         yield ("blocks",), f"hold {stacked} layers", f"at most {MAX_LAYERS}"
@@ -356,6 +359,7 @@ def _check_parts(given: PartialFields) -> Iterator[Finding]:
         "mamba": any(shape.mixer is Mixer.MAMBA for shape in stack),
         "linear": any(shape.mixer.is_linear for shape in stack),
     }
+    # A part that no layer uses is an error too: whoever states experts means some layer to have them.
     for key, used in uses.items():
         if used and key not in given.stated:
             yield (key,), "missing", f"blocks names {key} layers"
@@ -397,6 +401,7 @@ def _check_compressed(given: PartialFields, stack: Sequence[LayerShape]) -> Iter
         yield ("indexer",), key, "an indexer and an entry of blocks with chosen: true come together"
     elif any(shape.sparse and not shape.compression for shape in stack):
         yield ("blocks",), "choose keys without compression", "compression beside chosen: true"
+    # Left out, kv_heads is the number of heads, so that 1 has to be stated.
     elif given.kv_heads != 1:
         yield ("kv_heads",), f"{given.kv_heads or given.heads}, but all heads share one key", "1"
     elif given.compressed and given.heads and given.heads % given.compressed.output_groups:
@@ -415,6 +420,7 @@ def _check_heads(given: PartialFields) -> Iterator[Finding]:
     if heads is None:
         return
     if given.mla:
+        # config.json of DeepSeek-V2 and V3 states as many key-value heads as heads, which the latent makes of one.
         if kv_heads and kv_heads != heads:
             yield ("kv_heads",), f"{kv_heads}, but mla shares one latent", "leave it out"
         for key in ("head_dim", "v_head_dim", "window_kv_heads", "window_sinks"):
@@ -425,6 +431,7 @@ def _check_heads(given: PartialFields) -> Iterator[Finding]:
         groups = getattr(given, key)
         if groups and heads % groups:
             yield (key,), f"heads {heads} is not a multiple of {groups}", divisors_text(heads)
+    # Stated, a head's width is its own (Qwen3-0.6B has 16 of 128 on 1,024); left out it is hidden over heads.
     if given.hidden and "head_dim" not in given.stated and given.hidden % heads:
         what = f"missing, and hidden {given.hidden} is not a multiple of heads {heads}"
         yield ("head_dim",), what, "width of one head"

@@ -34,6 +34,7 @@ _NAMES = {
     "TrainingSpec": TrainingSpec,
 }  # fmt: skip
 """Names that the spec modules import for type checkers only."""
+# Most came later than the first plans and stores: without a value they leave texts and digests what they were.
 _OMITTED_IF_EMPTY = (
     *("recomputed_kinds", "savers", "switches", "group", "order"),
     *("rope_base", "norm_epsilon", "router_scaling", "router_groups", "router_group_limit", "left_out"),
@@ -95,6 +96,7 @@ class _Encoder:
             return self._record(value)
         if isinstance(value, StrEnum):
             return str(value)
+        # What is inside has the type that the field states: a mapping of fractions may hold whole numbers.
         if isinstance(value, Mapping):
             inner = (get_args(hint) or (Any, Any))[1]
             return {str(key): self.encode(item, inner) for key, item in value.items()}
@@ -107,6 +109,7 @@ class _Encoder:
 
     def _number(self, value: float, hint: Any) -> float:
         is_whole = isinstance(value, int) and not isinstance(value, bool)
+        # 400 and 400.0 are equal to Python and two texts in JSON, of which a digest is taken.
         return float(value) if self.typed and is_whole and float in (hint, *get_args(hint)) else value
 
     def _record(self, record: Any) -> dict[str, Any]:
@@ -244,6 +247,7 @@ class _Reader:
         for name in missing:
             self._problem((*path, name), "missing", "")
         before = len(self.problems)
+        # In the order of the record, not of the file: problems of two plans come in one order.
         hints = _hints(kind)
         items = {name: self.read(hints[name], value[name], (*path, name)) for name in known if name in value}
         # Built only from values without fault: what a record checks itself would else speak of a None.
@@ -297,6 +301,7 @@ def _today(moe: dict[str, Any]) -> dict[str, Any]:
     """Return experts of a plan whose ``node_limit`` stood for, or beside, the router's groups with these alone."""
     experts, limit = moe.get("experts"), moe.get("node_limit")
     kept = {name: value for name, value in moe.items() if name != "node_limit"}
+    # Whatever else is wrong with these two is said by the reader, which sees the mapping next.
     if "router_groups" in moe or not isinstance(experts, int) or not isinstance(limit, int):
         return kept
     return kept | groups_of_node_limit(experts, limit)
@@ -317,6 +322,7 @@ _SCALARS = {bool: "true or false", str: "text", int: "a whole number", float: "a
 
 
 def _is_number(value: float) -> bool:
+    # Products of three such numbers are still finite; Python's JSON reads ``NaN`` and ``Infinity`` too.
     return abs(value) < 1e30 and math.isfinite(value)
 
 

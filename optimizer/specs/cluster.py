@@ -65,18 +65,18 @@ class GpuSpec:
     host_link_bytes_per_s: float
     source: str
     nominal_tdp_w: float | None = None
+    fabric: NetworkFabric = NetworkFabric.INFINIBAND
 
     @property
     def grace(self) -> bool:
         """Whether its host is a Grace CPU: the link to it is NVLink-C2C, faster than any PCIe."""
+        # By the link and not by name: a GPU of somebody's own file with such a link has such a host too.
         return self.host_link_bytes_per_s > FASTEST_PCIE_BYTES_PER_S
 
     @property
     def rated_w(self) -> float:
         """The part's rated power limit, at which it reaches ``dense_flops``."""
         return self.nominal_tdp_w or self.tdp_w
-
-    fabric: NetworkFabric = NetworkFabric.INFINIBAND
 
     def __post_init__(self) -> None:
         """Refuse what may not be a name, whichever way it came in."""
@@ -115,6 +115,7 @@ class FailureSpec:
     always stands ready. ``spare_nodes`` stand ready beside the cluster's own, as do those that a layout leaves idle.
     """
 
+    # 419 unexpected interruptions in 54 days on 16,384 GPUs (Grattafiori et al. 2024, arXiv:2407.21783, section 3.3.4).
     gpu_hours_per_failure: float = 50_700.0
     restart_s: float = 600.0
     hot_restart_s: float | None = None

@@ -168,6 +168,7 @@ MOST_OBSERVATIONS = 200
 def _read_calibration(value: object) -> dict[str, float]:
     if not isinstance(value, dict):
         raise input_error(f"{shown(value)} is not a mapping", "constants by name: {gemm_cap.hopper: 0.65}")
+    # Which names there are is checked where constants are read (evidence/parameters.py): rooms above this one own them.
     return {str(name): _read_constant(str(name), item) for name, item in value.items()}
 
 
@@ -211,6 +212,7 @@ GRAPH = FieldKind(read=_read_graph, schema={"type": ["object", "string"]})
 def _expand_gpu(value: object) -> object:
     """Turn a catalog name, or a mapping with ``base``, into a whole entry."""
     if isinstance(value, str):
+        # An alias becomes the entry's name: h100-sxm and h100 are one GPU to reports and digests.
         return {"name": (name := entry_name(value)), **catalog()[name]}
     if not isinstance(value, dict) or "base" not in value:
         return value
@@ -223,6 +225,7 @@ def _expand_gpu(value: object) -> object:
 
 
 def _or_name(schema: dict[str, Any]) -> None:
+    # Before 2.9 pydantic wrapped a reference that has other keys beside it into ``allOf``.
     reference = schema.pop("$ref", None) or schema.pop("allOf", [{}])[0].get("$ref")
     entry = {"type": "object", "required": ["base"], "properties": {"base": {"enum": list(catalog())}}}
     schema["anyOf"] = [{"type": "string", "examples": list(catalog())}, entry, {"$ref": reference}]
@@ -307,6 +310,7 @@ class ClusterFile(FileModel):
         if len(given.observations or ()) > MOST_OBSERVATIONS:
             yield ("observations",), f"{len(given.observations)} of them", f"at most {MOST_OBSERVATIONS}"
         names = [one.name for one in given.observations or ()][:MOST_OBSERVATIONS]
+        # A reading that is there twice would count twice, as if it had been repeated.
         for place, name in enumerate(names):
             if name in names[:place]:
                 yield ("observations", place, "name"), f"{shown(name)} is there before", "each reading once"
@@ -355,6 +359,7 @@ class ClusterFile(FileModel):
         if self.graph is None:
             return None
         if isinstance(self.graph, str):
+            # Beside the cluster file, wherever the command is run: the two are moved together.
             path = Path(document.file).parent / self.graph
             if not exists(path):
                 raise InputError(document.problem(("graph",), f"{shown(self.graph)}: no such file", "a path"))

@@ -38,6 +38,7 @@ def dump(data: Mapping[str, Any]) -> str:
     """Write a mapping as YAML in its own order, short lists and mappings on a line."""
     import yaml
 
+    # Not sorted: a reader looks for the GPU and the size at the top, not for the calibration.
     text: str = yaml.safe_dump(dict(data), sort_keys=False, default_flow_style=None, width=WIDTH)
     return text
 
@@ -92,6 +93,7 @@ def cluster_mapping(cluster: ClusterSpec) -> dict[str, Any]:
 
 def _gpu(gpu: GpuSpec) -> str | dict[str, Any]:
     """Name a GPU that is as the catalog has it; else write all of it."""
+    # A GPU that a user changed keeps its name: the name alone would bring the catalog's numbers back.
     try:
         if find_gpu(gpu.name).gpu == gpu:
             return gpu.name
@@ -134,5 +136,6 @@ def _bytes(count: float) -> str:
 
 def _in_billions(value: float) -> str:
     """Write a number in billions where that is exact, followed by the prefix."""
+    # A number that comes back in its last digit only nearly makes another cluster, whose digest and answers are others.
     short = f"{value / 1e9:g}"
     return f"{short} G" if float(short) * 1e9 == value else f"{value!r} "

@@ -135,11 +135,13 @@ def _first_of_pipe(handle: int, name: str) -> bytes:
 
 def decode(raw: bytes, file: str) -> str:
     """Decode UTF-8 (with or without byte-order mark), or UTF-16 with one. Raises ``InputError`` for binary content."""
+    # PowerShell 5 writes UTF-16 with a mark where a command's output is redirected to a file (about_Character_Encoding).
     try:
         text = raw.decode("utf-16" if raw[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise input_error("is not UTF-8 text", "a YAML file", file=file, line=line) from None
+    # Many binary files begin with bytes that are valid UTF-8; text has no null character.
     if "\0" in text:
         raise input_error("is a binary file", "a YAML file", file=file)
     return text
@@ -274,6 +276,7 @@ class _Reader:
                 self.problems.append(self._problem(path, key_node, what, "plain keys"))
                 continue
             key = str(key_node.value)
+            # ``<<`` is of YAML 1.1 alone and would bring keys from elsewhere, whose lines no message could name.
             if key_node.tag == _YAML + "merge":
                 what = "merge keys are not accepted"
                 self.problems.append(self._problem((*path, key), key_node, what, "the keys themselves"))
@@ -294,6 +297,7 @@ class _Reader:
 
 
 def _scalar(node: ScalarNode) -> Any:
+    # Quotes say text: "1f1b", "on" and "8" stay what they are, and fields that want numbers read them anyway.
     quoted = node.style in ("'", '"', "|", ">")
     return str(node.value) if quoted else plain_scalar(str(node.value))
 
@@ -314,6 +318,7 @@ def plain_scalar(text: str) -> Any:
     word = text.lower()
     if word in _WORDS:
         return _WORDS[word]
+    # Underscores part the digits of YAML 1.1's numbers, as in Python: 16_384.
     if _INTEGER.fullmatch(text):
         digits = text.replace("_", "")
         # Python refuses to print very long integers, also inside an error.

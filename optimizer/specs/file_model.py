@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class FileModel(BaseModel):
     """One mapping of a file: unknown keys are errors, and ``check`` compares fields with each other."""
 
+    # Built at first use: a command that reads no cluster file does not wait for the schema of one.
     model_config = ConfigDict(extra="forbid", defer_build=True)
     file_kind: ClassVar[str] = ""
     """What ``layoutopt schema`` calls the file, of the mapping that is a whole one."""

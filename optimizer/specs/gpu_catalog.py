@@ -84,6 +84,7 @@ def find_gpu(name: str) -> CatalogEntry:
     from layoutopt.optimizer.specs.file_model import validate
     from layoutopt.optimizer.specs.gpu_file import GpuFile  # it reads the generations of this module
 
+    # Validated as a user's GPU is, entry by entry: a command that names one GPU does not wait for the whole catalog.
     found = entry_name(name)
     document = _document()
     named = {"name": found, **document.data["gpus"][found]}

@@ -122,6 +122,7 @@ class GpuFile(FileModel):
             generation=GENERATIONS[self.architecture],
             dense_flops=self.dense_flops,
             memory_bytes=self.memory,
+            # A layout has what the driver shows, which is another number: 79.2 GiB, 85 GB, of an H100 of 80 GB.
             nominal_memory_bytes=self.nominal_memory or self.memory,
             hbm_bytes_per_s=self.memory_bandwidth,
             nvlink_bytes_per_s=self.nvlink_bandwidth or 0.0,

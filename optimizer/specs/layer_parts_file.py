@@ -74,6 +74,7 @@ class MoeFile(FileModel):
         """Convert to the form that the other rooms use."""
         placing = ("dense_layers", "every", "node_limit")
         stated = {name: value for name, value in self if name not in placing}
+        # The older key states one number of the two; where both groups are stated it may repeat their limit, no more.
         if self.node_limit is not None and self.router_groups is None:
             stated |= groups_of_node_limit(self.experts, self.node_limit)
         elif self.router_group_limit is None:
@@ -190,5 +191,6 @@ class IndexerFile(FileModel):
 
 def divisors_text(heads: int) -> str:
     """Say what divides a number of heads, each one where they are few."""
+    # Trial division of a number that a file states, at most ten million: only where the list would be read anyway.
     divisors = [str(part) for part in range(1, heads + 1) if heads % part == 0] if heads <= 1024 else []
     return f"a divisor of {heads}" + (f": {', '.join(divisors)}" if divisors else "")

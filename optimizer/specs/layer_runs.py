@@ -45,6 +45,7 @@ def _longest_repeat(shapes: Sequence[LayerShape], start: int) -> tuple[int, int]
             repeats += 1
         # A block that does not repeat is no period: only its first layer is taken, and the search goes on behind it.
         covers = period * repeats if repeats > 1 else 1
+        # Of equal cover the shorter period stays: a block of two equal periods would be a coarser unit to split.
         if covers > best_period * best_repeats:
             best_period, best_repeats = period, repeats
         if covers == left:
@@ -87,6 +88,7 @@ def by_layer(model: ModelSpec) -> ModelSpec:
 
     Models whose runs are kinds already, one after another, are returned as they are.
     """
+    # Reversed, so that of two runs of one kind the first one's name stays.
     singles = {run.block[0]: run.name for run in reversed(model.runs) if len(run.block) == 1}
     if model.order or len(singles) == len(model.runs):
         return model
@@ -102,6 +104,7 @@ def by_layer(model: ModelSpec) -> ModelSpec:
         runs[shape] = Run(name=name, block=(shape,), count=count)
     place = {shape: kind for kind, shape in enumerate(runs)}
     order = tuple(place[shape] for shape in shapes)
+    # Kinds that follow each other in order say all that an order would.
     return replace(model, runs=tuple(runs.values()), order=order if sorted(order) != list(order) else ())
 
 

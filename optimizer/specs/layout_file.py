@@ -57,6 +57,7 @@ def _modules(names: list[Any], words: tuple[str, ...] = ()) -> tuple[str, ...]:
     for name in names:
         if name not in MODULE_NAMES:
             raise unknown_word(name, (*words, *MODULE_NAMES))
+    # A set in fact: ``mlp+core_attn`` and ``core_attn+mlp`` are one layout, with one price and one digest.
     return tuple(sorted(set(names)))
 
 
@@ -116,6 +117,7 @@ class RecomputeFile(FileModel):
         """Convert to ``Recompute``; selective alone means core attention, as in Megatron-LM."""
         selective = self.granularity is Granularity.SELECTIVE
         modules = self.modules or (("core_attn",) if selective else ())
+        # Groups of one layer are every layer from its own input, which is written 0: one layout, one spelling.
         group = self.group if self.group > 1 else 0
         return Recompute(granularity=self.granularity, modules=modules, group=group)
 
@@ -183,6 +185,7 @@ class SwitchesFile(FileModel):
 
 
 def _read_counts(value: Any) -> dict[str, int]:
+    # By ``type``: True is an int of Python's, and ``{dense: yes}`` counts nothing.
     if not isinstance(value, dict) or not all(type(item) is int and item >= 0 for item in value.values()):
         allowed = "numbers of layers by kind: {dense: 3, moe: 1}"
         raise input_error(f"{shown(value)} does not count layers", allowed)
@@ -358,6 +361,7 @@ class LayoutFile(FileModel):
             return {}
         if all(stage.recomputed is None and not stage.kinds for stage in listed):
             return {"split": tuple(StageItems(layers=stage.layers, mtp=stage.mtp) for stage in listed)}
+        # The place in the list says the rank only with pp: Megatron-LM lists chunk after chunk, ranks within each.
         last, pp = len(listed) - 1, self.pp or 1
         return {"stages": tuple(stage.spec(index, last, pp) for index, stage in enumerate(listed))}
 
@@ -370,6 +374,7 @@ def read_layout(document: Document) -> PartialLayout:
     stated = document.data.get("layout")
     if not isinstance(stated, dict):
         return validate(LayoutFile, document).partial()
+    # Only a plan has inputs; a file with a ``layout`` of somebody's own writes degrees as it likes ("8", 8.0).
     if isinstance(document.data.get("inputs"), dict):
         layout_from_plain(stated, file=document.file, path=("layout",), unknown_allowed=True)
     layout = validate(LayoutFile, document, path=("layout",)).partial()

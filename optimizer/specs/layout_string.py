@@ -57,7 +57,7 @@ def shorten(value: object) -> str:
 
 
 def _expand(text: str, key: str) -> str:
-    letters = text.replace(",", "")
+    letters = text.replace(",", "")  # Megatron-LM strips commas too: they are there for people
     # Groups first: what repeats inside of one is repeated with it.
     for pattern in (_GROUP, _REPEAT):
         # Counted before it is written out: a short string may stand for more letters than fit into memory.
@@ -132,5 +132,7 @@ def _stage_text(stage: StageItems) -> str:
 
 
 def _short(stage: StageItems) -> str:
-    layers = f"t*{stage.layers}" if stage.layers > 2 else "t" * stage.layers
+    layers = (
+        f"t*{stage.layers}" if stage.layers > 2 else "t" * stage.layers
+    )  # from three on shorter than letters
     return "E" * stage.embedding + layers + "m" * stage.mtp + "L" * stage.loss

@@ -98,6 +98,7 @@ def _workload(
     from layoutopt.optimizer.specs.model_file import ModelFile
 
     stated = document.data.get("training") or {}
+    # Filled before the file is validated, so that a key that is missing but filled is none that is missing.
     if fill is not None and isinstance(stated, dict) and (filled := fill(stated)):
         document = document.replaced((), {**document.data, "training": {**stated, **filled}})
     found = validate(ModelFile, document)
@@ -119,6 +120,7 @@ def load_cluster(source: str | Path) -> ClusterSpec:
     from layoutopt.optimizer.specs.document import exists
 
     reference = split_reference(str(source))
+    # Text is a name first: a folder that happens to be called h100x64 must not change the question. A Path is a file.
     named = isinstance(source, str) or not exists(Path(source))
     if reference is not None and named and str(source) not in cluster_names():
         return reference_cluster(*reference)
@@ -215,6 +217,7 @@ def override_training(
         if value is not None and not 0 < value < 1e18:
             raise input_error(f"{value} is out of range", "above 0", key=key)
         changes |= {} if value is None else {key: value}
+    # From here on the number is that of whoever asks, even where it equals the makers'.
     if total_tokens is not None:
         changes["builtin_tokens"] = False
     if precision is not None:
@@ -276,7 +279,7 @@ def _unknown(text: str, package: str, what: str) -> Problem:
 def _near(text: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
 
-    word, names = text.lower()[:60], list(known)
+    word, names = text.lower()[:60], list(known)  # difflib's time grows with the product of both lengths
     begun = [name for name in names if word and name.startswith(word)]
     near = list(dict.fromkeys([*begun, *get_close_matches(word, names, n=3, cutoff=0.6)]))[:3]
     return f"; nearest: {', '.join(near)}" if near else ""
@@ -300,6 +303,7 @@ def _near_gpus(text: str, what: str) -> str:
 def _siblings(path: Path) -> list[str]:
     """Return the YAML and JSON files beside a path that does not exist."""
     try:
+        # Compared one by one with what was asked for: more would be a wait for a hint.
         return sorted(item.name for item in path.parent.iterdir() if item.suffix in SUFFIXES)[:1000]
     except (OSError, ValueError):
         return []
@@ -342,6 +346,7 @@ def _sized(name: str, load: Callable[[str], ClusterSpec], count: Callable[[int],
         return build_reference(entry, count(entry.gpu.gpus_per_node) or reference[1])
     base = load(name)
     gpus = count(base.gpus_per_node)
+    # A graph is as large as it is; a file that states another size beside it is told so when it is read as a whole.
     return base if gpus in (None, base.gpu_count) or base.graph is not None else resized(base, int(gpus or 0))
 
 

@@ -282,7 +282,7 @@ class ModelSpec:
     @property
     def common_kv_heads(self) -> int:
         """KV heads into which those of every layer divide."""
-        return gcd(self.kv_heads, self.window_kv_heads or 0)
+        return gcd(self.kv_heads, self.window_kv_heads or 0)  # gcd(n, 0) is n
 
     def kv_heads_of(self, shape: LayerShape) -> int:
         """KV heads of one layer."""

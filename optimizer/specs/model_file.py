@@ -78,6 +78,7 @@ class BatchFile(FileModel):
         batch, tokens, length = given.global_batch, given.global_batch_tokens, given.sequence_length
         if not given.stated & {"global_batch", "global_batch_tokens"}:
             yield ("global_batch",), "missing", "sequences per optimizer step, or global_batch_tokens"
+        # Tokens that are rounded, as the 16M of a paper are, are no whole number of sequences: the nearest one is meant.
         if tokens and length and (problem := outside_batch(tokens, length)):
             yield ("global_batch_tokens",), *problem
         elif tokens and length and batch and round(tokens / length) != batch:
@@ -135,11 +136,13 @@ def _words(kind: type[StrEnum], name: str) -> FieldKind:
 
     def read(value: Any) -> tuple[Any, ...]:
         """Check every word."""
+        # An empty list would be an adapter on nothing; nothing frozen is said by leaving the key out.
         if not isinstance(value, list) or not value:
             raise input_error(f"{shown(value)} is no list of {name}", f"a list of {', '.join(kind)}")
         for item in value:
             if item not in list(kind):
                 raise unknown_word(item, kind)
+        # In one order, each once: two files that list the same words are one workload, with one digest.
         return tuple(word for word in kind if word in value)
 
     return FieldKind(read=read, schema={"type": "array", "items": {"enum": list(kind)}})
@@ -166,6 +169,7 @@ class AdapterFile(FileModel):
 
 
 def _or_kind(schema: dict[str, Any]) -> None:
+    # Before 2.9 pydantic wrapped a reference that has other keys beside it into ``allOf``.
     reference = schema.pop("$ref", None) or schema.pop("allOf", [{}])[0].get("$ref")
     schema["anyOf"] = [{"enum": list(Optimizer)}, {"$ref": reference}]
 
@@ -289,6 +293,7 @@ class ModelFile(FileModel):
         positions = given.architecture.learned_positions if given.architecture else 0
         phases = [(("phases", i), phase) for i, phase in enumerate(given.phases or ())]
         parts = [(("training",), training), *phases]
+        # A learned table has one row per position and ends; rotary angles go on for as long as a sequence does.
         for place, part in parts if positions else ():
             if part and part.sequence_length > positions:
                 what = f"{part.sequence_length} is more than the model's {positions} learned positions"

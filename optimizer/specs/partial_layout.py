@@ -67,6 +67,7 @@ class PartialLayout:
         tp, cp, pp = self.tp or 1, self.cp or 1, self.pp or 1
         schedule, vp = self._schedule(pp)
         inner, gpus = tp * cp * pp, cluster.gpu_count - (self.idle_gpus or 0)
+        # Rounded down to 1 at least even where nothing divides: a rule can say what is wrong only of a whole layout.
         dp = self.dp or max(gpus // inner, 1)
         micro_batch = self.micro_batch or 1
         batch = workload.training.global_batch
@@ -107,6 +108,7 @@ class PartialLayout:
 
     def _chunks(self, pp: int) -> int:
         """Return the chunks per rank that a stage list implies."""
+        # A list that does not divide is left at one chunk; ``_check_stages`` says how long it should be.
         slots = len(self.split or self.stages or ())
         return slots // pp if slots and slots % pp == 0 else 1
 

@@ -68,6 +68,7 @@ def reference_levels(gpu: GpuSpec, count: int) -> tuple[NetworkLevel, ...]:
     if count <= block:
         return ()
     leaf = gpu.gpus_per_node * LEAF_NODES if block == gpu.gpus_per_node else block * LEAF_DOMAINS
+    # Whole leaves: a level that cuts one within it is refused of files too.
     pod = max(POD_GPUS // leaf, 1) * leaf
     levels = (
         NetworkLevel(name="leaf", gpus=leaf, latency_s=LEAF_LATENCY_S),
@@ -117,6 +118,7 @@ def resized(cluster: ClusterSpec, gpus: int) -> ClusterSpec:
         network = NetworkLevel(name="network", gpus=gpus, latency_s=LEAF_LATENCY_S)
         levels = [network] if gpus > cluster.gpus_per_node else []
     else:
+        # The first level that reaches as far becomes the outermost; levels beyond it would join nothing.
         levels = [level for level in cluster.levels[:-1] if level.gpus < gpus]
         levels.append(replace(cluster.levels[len(levels)], gpus=gpus))
     return replace(cluster, gpu_count=gpus, levels=tuple(levels), graph=None)

@@ -55,6 +55,7 @@ def _even_blocks(blocks: int, pp: int, vp: int, *, together: bool) -> list[int] 
     fewer_first = [pp - 1, 0, *range(1, pp - 1)] if pp > 1 and not together else [*range(pp)]
     for rank in fewer_first[: pp - larger]:
         totals[rank] -= 1
+    # With both ends on one rank only that rank may have an empty chunk: the others take a layer for each of theirs.
     if together and small < vp:
         totals = [blocks - vp * (pp - 1)] + [vp] * (pp - 1)
     return [
@@ -104,6 +105,7 @@ def build_stages(
 def kinds_of(model: ModelSpec, start: int, count: int) -> dict[str, int]:
     """Count the layers of each kind among ``count`` layers from layer ``start`` on."""
     model = by_layer(model)
+    # Alternating kinds have to be counted one by one; runs one after another are overlaps of two intervals.
     if model.order:
         held = Counter(model.order[start : start + count])
         return {run.name: held[kind] for kind, run in enumerate(model.runs) if held[kind]}

@@ -203,6 +203,7 @@ def collective_spelt(text: str, words: Iterable[str]) -> str | None:
 
     ``AllReduce``, ``all_reduce_perf`` and ``all_gather_into_tensor`` are spellings of ``all-reduce`` and ``all_gather``.
     """
+    # all2all is all-to-all too.
     letters = re.sub(r"[^a-z0-9]|^_*nccl", "", text.lower()).replace("2", "to")
     for ending in _SPELLED_ENDINGS:
         letters = letters.removesuffix(ending)
