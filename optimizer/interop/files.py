@@ -72,6 +72,7 @@ def job_training(training: JobTraining) -> Plain:
             "optimizer": _optimizer(training.optimizer),
             "adapter": _adapter(training.adapter),
             "pad_vocab": training.pad_vocab,
+            # What a model file takes for granted is left out: a short file shows what is special.
             "flash": False if training.flash is False else None,
             "dropout": training.dropout or None,
             "total_tokens": _total_tokens(training),
@@ -292,6 +293,7 @@ def job_to_plain(job: ImportedJob) -> Plain:
     """Write a launch file: its trainer, its model (or the name of it), its layout, its switches."""
     from layoutopt.optimizer.interop.launch.complete import named_model, stated_layout
 
+    # What the layout leaves open may follow from the model, which the file may only name.
     known = job.model
     with suppress(InputError):  # a name that is none of a built-in model
         known = named_model(job)
@@ -327,6 +329,7 @@ def nccl_to_plain(tables: Sequence[NcclTable]) -> Plain:
             fit = fit_collective(table)
             names = ("latency_s", "bus_bytes_per_s", "best_bus_bytes_per_s", "error", "rows")
             test |= {name: getattr(fit, name) for name in names}
+        # One table that says too little does not take the others along.
         except InputError as error:
             test["not_fitted"] = error.problems[0].what
         test["anomalies"] = encode(find_anomalies(table))

@@ -101,6 +101,7 @@ def _batch(fields: Fields) -> tuple[int | None, int | None, int | None, int | No
     batch = fields.integer("train_batch_size", least=1)
     micro_batch = fields.integer("train_micro_batch_size_per_gpu", least=1, most=MAX_DEGREE)
     accumulation = fields.integer("gradient_accumulation_steps", least=1, most=MAX_DEGREE)
+    # Any two of three leave dp open: DeepSpeed derives the third from the number of processes (runtime/config.py).
     if batch is None or micro_batch is None or accumulation is None:
         return micro_batch, accumulation, batch, None
     if batch % (micro_batch * accumulation):

@@ -37,6 +37,7 @@ def deepspeed_config(target: Target) -> dict[str, Any]:
     chosen = target.training.optimizer
     own = {"optimizer": {"type": optimizer_word(Framework.DEEPSPEED, chosen), "params": {"lr": 1.5e-4}}}
     half = "fp16" if layout.precision is Precision.FP16 else "bf16"
+    # Stated: left out it is the weights' type, and the memory that was priced another.
     grad = "fp32" if preset.grad_bytes == 4 else half
     return {
         "train_batch_size": target.global_batch,
@@ -46,6 +47,7 @@ def deepspeed_config(target: Target) -> dict[str, Any]:
         half: {"enabled": True},
         "data_types": {"grad_accum_dtype": grad},
         "zero_optimization": zero,
+        # AdamW is what the trainer builds itself, from its own arguments; an optimizer here would take their place.
         **({} if chosen.kind is Optimizer.ADAMW else own),
     }
 

@@ -121,6 +121,7 @@ def _job(
 
 def _adapter_kind(fields: Fields) -> str:
     """Return the method of adapters that the arguments state, ``full`` where they state none."""
+    # By any of their words: a script that trains adapters, read as one that trains all, would need several times the memory.
     for key in ADAPTERS:
         value = fields.raw(key)
         if value not in (None, False) and str(value).lower() != "false":
@@ -164,6 +165,7 @@ def _stated_elsewhere(
         return _fsdp(listed, notes, missing)
     if fields.raw("use_fsdp"):
         strategy = str(fields.raw("fsdp_sharding_strategy") or "FULL_SHARD").upper()
+        # accelerate takes the number of torch's ShardingStrategy as well.
         strategy = list(STRATEGIES)[int(strategy) - 1] if strategy in {"1", "2", "3", "4", "5"} else strategy
         return _fsdp([strategy.lower()], notes, missing)
     if fields.is_open("deepspeed", "fsdp", "config_file"):

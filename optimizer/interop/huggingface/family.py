@@ -70,6 +70,7 @@ def _inherited(families: dict[str, dict[str, Any]], name: str) -> dict[str, Any]
     own = families[name]
     base = _inherited(families, own["like"]) if "like" in own else {}
     merged = {**base, **own}
+    # All other facts replace those of the class that it is like; what was said of that one still holds.
     merged["notes"] = [*base.get("notes", []), *own.get("notes", [])]
     merged.pop("like", None)
     return merged

@@ -79,6 +79,7 @@ def read_adapter(fields: Fields, kind: str, keys: AdapterKeys, notes: list[str])
     if rank is None:
         rank = keys.rank
         notes.append(f"assumed: {keys.rank_keys[0]} {rank}, the trainer's default")
+    # Trainers say QLoRA as a method, or as LoRA with weights loaded in 4 bits: what is priced is the weights.
     bits = fields.integer(*keys.bits) if keys.bits else None
     narrow = method == "qlora" or bits == 4 or any(_on(fields, key) for key in keys.four_bits)
     if bits == 8 or _on(fields, "load_in_8bit"):
@@ -101,8 +102,10 @@ def _targets(fields: Fields, keys: AdapterKeys, notes: list[str]) -> tuple[Adapt
     if stated is None and not every:
         notes.append(f"assumed: {keys.target_keys[0]} {','.join(keys.targets)}, the trainer's default")
     words = ("all-linear",) if every else _words(keys.targets if stated is None else stated)
+    # Experts among them: a model without any has no such matrices, which the price looks at.
     if set(words) & set(ALL):
         return tuple(AdapterTarget)
+    # ``self_attn.q_proj`` and ``q_proj`` name the same modules: peft compares the ends of names.
     leaves = {word.rpartition(".")[2] for word in words}
     found = tuple(target for target, names in MODULES.items() if leaves & set(names))
     if not found:

@@ -44,6 +44,7 @@ def per_layer_pattern(value: Any, layers: int, *, key: str) -> list[bool]:
 
 
 def _pattern(text: str, key: str) -> list[int]:
+    # Megatron-LM evaluates such a text (_eval_pattern of training/arguments.py); nothing of a user's file is run here.
     try:
         marks = _fold_lists(ast.parse(text.strip().strip("'\""), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -64,6 +65,7 @@ def _fold_lists(node: ast.expr) -> list[int] | int:
     if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
         return left + right
     if isinstance(node.op, ast.Mult) and isinstance(left, list) != isinstance(right, list):
+        # Counted before it is written out: ``[1]*10**9`` is a short text.
         items, times = (left, right) if isinstance(left, list) else (right, left)
         if isinstance(items, list) and isinstance(times, int) and len(items) * times <= MAX_LAYERS:
             return items * times
@@ -97,7 +99,7 @@ def megatron_precision(
     if fp4:
         return Precision.NVFP4, None
     if fp8:
-        name = fields.text("fp8_recipe") or "delayed"
+        name = fields.text("fp8_recipe") or "delayed"  # Megatron-LM's own default
         recipe = FP8_RECIPES.get(name)
         if recipe is None:
             known = "one of " + ", ".join(FP8_RECIPES)

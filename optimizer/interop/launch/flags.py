@@ -106,6 +106,7 @@ class ArgFields(Fields):
 
     def items(self, *keys: str) -> list[Any] | None:
         """Read a list; a single value is a list of one."""
+        # argparse makes a list of one word behind a flag of several, and an empty one of none.
         _, value = self.find(*keys)
         if value is None or isinstance(value, list):
             return value

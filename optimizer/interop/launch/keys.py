@@ -71,6 +71,7 @@ def gpus_of_environment(command: LaunchCommand, per_node: str, nodes: str, notes
             notes.append(f"{name} comes from {shorten(show(value))}, which the script does not set")
             return None
     found = {name: scalar(value) for name, value in numbers.items() if value is not None}
+    # "gpu" and "auto" are torchrun's words for as many as the node has, which no script says.
     if type(found.get(per_node)) is not int:
         return None
     if nodes not in found:
@@ -84,6 +85,7 @@ def model_path(fields: Fields, *keys: str) -> str | None:
     value = next((fields.data[key] for key in keys if fields.data.get(key) is not None), None)
     if not isinstance(value, str):
         return fields.text(*keys)
+    # ${MODEL_DIR}/Qwen3-8B: wherever the folder is, its last part is the model's name on the hub.
     parts = [part for part in value.rstrip("/").split("/") if not has_hole(part)]
     return "/".join(parts) if not has_hole(value.rstrip("/").rpartition("/")[2]) else fields.text(*keys)
 
@@ -163,6 +165,7 @@ def fsdp_job(
     ``global_batch`` None is left open.
     """
     dp = gpus // (tp * cp) if gpus and gpus % (tp * cp) == 0 else None
+    # Stated degrees say how many ranks there are where the launcher does not.
     if dp is None and shard is not None:
         dp = shard * replicas // cp
     hybrid = shard is not None and dp is not None and shard < dp * cp
@@ -200,7 +203,7 @@ def fsdp_job(
             sequence_length=sequence_length,
             global_batch=global_batch,
             precision=precision,
-            pad_vocab=False,
+            pad_vocab=False,  # Hugging Face's models keep the vocabulary of their configuration
             adapter=adapter,
             optimizer=optimizer,
         ),

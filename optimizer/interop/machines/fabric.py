@@ -68,6 +68,7 @@ def _domain(gpu: GpuSpec, per_node: int) -> int:
 
 
 def _of_node(gpu: GpuSpec, found: GpuTopology) -> ClusterSpec:
+    # A matrix is of one node, whose NVLink and NICs it states; no network is above it.
     cluster = reference_cluster(gpu.name, found.gpus)
     return replace(
         cluster,

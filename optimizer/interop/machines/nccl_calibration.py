@@ -72,6 +72,7 @@ def _used_bytes_per_s(table: NcclTable, cluster: ClusterSpec) -> float:
 def _fits(tables: Sequence[NcclTable]) -> tuple[list[CollectiveFit], list[str]]:
     fits, skipped = [], []
     for table in tables:
+        # A collective whose sums are wrong did not do its work: its speed is of something else.
         if table.failed:
             skipped.append(f"{table.collective} on {table.ranks} ranks: wrong results")
             continue
@@ -85,6 +86,7 @@ def _fits(tables: Sequence[NcclTable]) -> tuple[list[CollectiveFit], list[str]]:
 def _largest(fits: Sequence[CollectiveFit], names: Sequence[str], *, across: bool) -> list[CollectiveFit]:
     """The fits of some collectives, inside one node or across nodes, that span the most nodes and ranks."""
     fitting = [fit for fit in fits if fit.collective in names and fit.nodes and (fit.nodes > 1) == across]
+    # The largest test is nearest to what is trained on.
     most = max(((fit.nodes or 0, fit.ranks) for fit in fitting), default=None)
     return [fit for fit in fitting if (fit.nodes, fit.ranks) == most]
 
@@ -148,6 +150,7 @@ def _between(fits: Sequence[CollectiveFit], cluster: ClusterSpec) -> dict[str, S
 
 def _nics_bytes_per_s(fit: CollectiveFit, cluster: ClusterSpec) -> float:
     """Nominal NIC bandwidth of a node's ranks: all NICs, or the share of the GPUs that took part."""
+    # A test with one rank a node has that GPU's NIC alone.
     used = min(1.0, fit.ranks / (fit.nodes or 1) / cluster.gpus_per_node)
     return cluster.nic_bytes_per_s * cluster.nics_per_node * used
 

@@ -48,6 +48,7 @@ def import_topo(text: str, file: str = "") -> GpuTopology:
     domain = _largest_island(gpus, links)
     names = dict(_NAMES.findall(plain))
     affine = [tuple(nic for nic in nics if links.get((gpu, nic)) in GPU_DIRECT) for gpu in gpus]
+    # NICs that are reached through the CPU are named, and not counted as the GPUs' own.
     used = {nic for near in affine for nic in near}
     return GpuTopology(
         gpus=len(gpus),
@@ -99,6 +100,7 @@ def _matrix(text: str, file: str) -> tuple[list[str], Links]:
 
 
 def _only_gpu(line: str) -> bool:
+    # With one GPU the header names one device, as many another line does; its affinity columns tell.
     return "GPU0" in line and "Affinity" in line
 
 
@@ -122,6 +124,7 @@ def _largest_island(gpus: list[str], links: Mapping[tuple[str, str], str]) -> li
 
 
 def _fewest_links(domain: list[str], links: Mapping[tuple[str, str], str]) -> int:
+    # The fewest: a ring is as fast as its slowest pair.
     pairs = map(links.get, permutations(domain, 2))
     counts = [int(link[2:]) for link in pairs if link is not None and _is_nvlink(link)]
     return min(counts, default=0)

@@ -254,6 +254,7 @@ def _expand(part: str, key: str) -> list[str]:
         return [part]
     tails = _expand(part[match.end() :], key) if part[match.end() :] else [""]
     numbers = _numbers(match[1], part, key)
+    # Several brackets multiply: rack[0-999]node[0-999] is short, and a million names.
     if len(numbers) * len(tails) > MAX_HOSTS:
         raise input_error("hostlist is too long", f"at most {MAX_HOSTS} hosts", key=key)
     return [part[: match.start()] + number + tail for number in numbers for tail in tails]

@@ -55,7 +55,8 @@ def most_gb(values: Sequence[float | None], unit_bytes: int) -> float | None:
 
 def steady(steps: Sequence[int], values: Sequence[float | None]) -> float | None:
     """Return the median over the logged steps; the first, which may compile and warm up, counts where it is alone."""
-    # logs of several ranks repeat their steps: count steps, not lines
+    # A median, since single steps wait for checkpoints and evaluation. Logs of several ranks repeat their steps: count
+    # steps, not lines.
     first = min(steps)
     known = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
     kept = [value for step, value in known if step != first] or [value for _, value in known]
@@ -138,6 +139,7 @@ def _with_step_time(
     notes = [counted(steps), *left_out]
     needed = [columns.get(name) for name in ("seq", "global_batch", "n_gpus")]
     numbers = [value for value in needed if isinstance(value, int | float) and value > 0]
+    # torchtitan prints a rate of tokens alone: a time follows from it once the batch is known.
     if tokens_s_gpu and len(numbers) == 3:
         sequence, batch, gpus = numbers
         columns["measured_step_s"] = sequence * batch / (tokens_s_gpu * gpus)

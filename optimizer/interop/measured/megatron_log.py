@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.interop.records import ImportedJob
 
 MIB = 2**20
+# Gaps are bounded, so that no long line is searched to its end from each of its places; of a number in powers of ten
+# (``1.2E+05``) the digits before the E are another number.
 _STEP = re.compile(
     r"iteration\s+(?P<step>\d{1,9})/\s*\d+ \|.{0,400}?elapsed time per iteration \((?P<unit>ms|s)\): "
     r"(?P<time>[\d.]{1,15})(?![\d.]*[eE])"
@@ -72,12 +74,14 @@ def import_megatron_log(text: str, file: str = "", job: ImportedJob | None = Non
     if not found:
         wanted = "lines with 'elapsed time per iteration (ms)'"
         raise input_error("no Megatron iteration lines", wanted, file=file)
+    # The last rank prints these lines (training.py, print_rank_last), others their memory: a job's log holds both, mixed.
     steps = [int(match["step"]) for match in found]
     times_s = [_seconds(match) for match in found]
     memory_gb = most_gb(numbers([*_MEMORY.finditer(plain)], "mb"), MIB)
     values = {"tflops_gpu": steady(steps, numbers(found, "tflops")), "mem_gb": memory_gb or None}
     seconds = found[0]["unit"] == "s"
     columns = measured("megatron-deepspeed" if seconds else "megatron", values, job)
+    # What the launch file says goes over what was printed, and what was measured over both.
     columns = _header(plain) | _printed(plain) | columns | step_columns(steady(steps, times_s))
     columns |= {"mem_kind": "allocated"} if memory_gb else {}
     # The batch may grow: the last lines have its final size.

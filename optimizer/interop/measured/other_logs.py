@@ -75,7 +75,7 @@ def import_deepspeed_log(text: str, file: str = "", job: ImportedJob | None = No
         what = "lines with SamplesPerSec=, iter time (s): or time (ms) | fwd:"
         raise input_error("no DeepSpeed timer lines", what, file=file)
     found = rates or pipes
-    rate = number(found[-1]["rate"]) if found else None
+    rate = number(found[-1]["rate"]) if found else None  # a running mean: the last holds all before it
     memory_gb = most_gb(numbers(rates, "gib"), GIB)
     columns = measured("deepspeed", {"mem_gb": memory_gb}, job, deepspeed_header(text))
     columns |= {} if memory_gb is None else {"mem_kind": "allocated"}

@@ -33,6 +33,7 @@ Settings = list[tuple[str, Any]]
 
 def variant_settings(model: ModelSpec, release: Release) -> Settings:
     """Return the fields of ``TransformerConfig`` that say what is no softmax attention over all keys."""
+    # One variant a model: Megatron's field names a single one for all layers that differ from plain attention.
     settings: Settings = [("attention_output_gate", True)] if model.attention_gate else []
     if model.linear is not None:
         linear = model.linear
@@ -69,7 +70,7 @@ def mla_settings(model: ModelSpec) -> Settings:
         return []
     return [
         ("multi_latent_attention", True),
-        ("q_lora_rank", mla.q_lora_rank or None),
+        ("q_lora_rank", mla.q_lora_rank or None),  # None is a full projection, 0 would be one of rank 0
         ("kv_lora_rank", mla.kv_lora_rank),
         ("qk_head_dim", mla.qk_nope_head_dim),
         ("qk_pos_emb_head_dim", mla.qk_rope_head_dim),
@@ -136,6 +137,7 @@ def _linear_layers(fields: Fields, layers: int) -> list[bool]:
     if value is None:
         raise fields.fail(key, "missing", "which layers are linear, like ([1]*3+[0])*12 or 4")
     if isinstance(value, int) and not isinstance(value, bool):
+        # Each n-th attends (experimental_attention_variant_module_specs.py): other than in moe_layer_freq the last of n.
         step = fields.count(key)
         return [(index + 1) % step != 0 for index in range(layers)]
     return per_layer_pattern(value, layers, key=fields.path(key))

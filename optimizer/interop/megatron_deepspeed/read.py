@@ -115,6 +115,7 @@ def _as_megatron(data: dict[str, Any], notes: list[str], file: str) -> dict[str,
         raise fields.fail("no_pipeline_parallel", "excludes a pipeline of more than one stage", "pp=1")
     if renamed.pop("num_layers_per_virtual_pipeline_stage", None) is not None:
         notes.append("virtual stages are parsed, but DeepSpeed's pipeline engine does not interleave: vp=1")
+    # The flag of before --recompute-granularity: all layers, one by one.
     if "checkpoint_activations" in data and "recompute_granularity" not in data:
         renamed |= {"recompute_granularity": "full", "recompute_method": "uniform"}
     experts = data.get("num_experts")
@@ -133,6 +134,7 @@ def _as_megatron(data: dict[str, Any], notes: list[str], file: str) -> dict[str,
     ulysses = fields.count("ds_sequence_parallel_size")
     if ulysses > 1 and fields.on("sequence_parallel"):
         raise fields.fail("ds_sequence_parallel_size", "excludes --sequence-parallel")
+    # To the shared reader Ulysses is context parallelism; that it communicates by all-to-all is said in the options.
     renamed["context_parallel_size"] = ulysses
     renamed.pop("cp_comm_type", None)
     return renamed

@@ -81,6 +81,7 @@ def _layout_flags(target: Target) -> Flags:
         ("--sequence-parallel", layout.sp),
         ("--ds-sequence-parallel-size", layout.cp if layout.cp > 1 else None),
         ("--pipeline-model-parallel-size", layout.pp),
+        # Without it pretrain_gpt.py builds a PipelineModule even of one stage, whose engine refuses ZeRO-2 and 3.
         ("--no-pipeline-parallel", layout.pp == 1),
         ("--enable-zbh1-pipeline", layout.schedule is Schedule.ZB_H1),
     ]

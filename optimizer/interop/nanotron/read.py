@@ -69,7 +69,7 @@ def _job(text: str, file: str) -> ImportedJob:
             global_batch=batch,
             train_steps=tokens.integer("train_steps", least=1),
             precision=DTYPES[kind] if kind else Precision.BF16,
-            grad_bytes=4 if optimizer.on("accumulate_grad_in_fp32") else 2,
+            grad_bytes=4 if optimizer.on("accumulate_grad_in_fp32") else 2,  # of bf16 weights bf16 gradients
             pad_vocab=(root.section("model").integer("make_vocab_size_divisible_by") or 1) > 1,
         ),
         options=JobOptions(
@@ -159,5 +159,6 @@ def _layout(
         recompute=recompute,
         schedule=schedule,
         mesh_order=DEFAULT_MESH_ORDER,
+        # Its split weighs layers against the head and is seldom the most even one: ``nanotron_counts``.
         split=stage_items(counts, pp),
     )

@@ -75,6 +75,7 @@ def import_nemo(
 
     ``recipe_file`` is the file of a checkout that holds the recipe of NeMo 2; without it what the recipe sets is open.
     """
+    # Python goes first: a script around a recipe may hold a line ``model:`` in a text, no configuration an import.
     if re.search(r"^(import|from) \w", text, re.MULTILINE):
         return _of_recipe(script_recipe(text, file), file, recipe_file)
     if re.search(r"^model:[ \t]*(#.*)?$", text, re.MULTILINE):
@@ -117,6 +118,7 @@ def _of_config(data: Mapping[str, Any], file: str, unsaid: str = "") -> Imported
     notes: list[str] = []
     gpus = _gpus(trainer, notes)
     values = _resolved(model.data, root) if unsaid else DEFAULTS | _resolved(model.data, root)
+    # A switch here (megatron_gpt_config.yaml), and the name of a format to Megatron, whose key it shares; see ``_named``.
     values.pop("fp8", None)
     values |= {NAMES[key]: value for key, value in model.data.items() if key in NAMES and value is not None}
     values |= _named(values, model, trainer, notes, whole=not unsaid)
@@ -157,8 +159,10 @@ def _named(
 ) -> dict[str, Any]:
     """Return what NeMo 1 says in words of its own under Megatron's names; ``whole``: what is not stated is a default."""
     named: dict[str, Any] = {}
+    # fast-swiglu is swiglu in a fused kernel, fast-geglu geglu (options of model.activation in megatron_gpt_config.yaml).
     activation = str(values.get("activation") or "gelu")
     named["swiglu"] = activation.removeprefix("fast-").endswith("glu")
+    # layernorm1p keeps its weights less 1: as many of them, and as much work.
     norm = str(values.get("normalization") or "layernorm1p")
     named["normalization"] = "RMSNorm" if norm.lower() == "rmsnorm" else "LayerNorm"
     named["group_query_attention"] = values.get("num_query_groups") is not None
@@ -202,6 +206,7 @@ def _of_recipe(recipe: NemoRecipe, file: str, recipe_file: Path | None) -> Impor
     merged |= {word: True} if word else {}
     if values.get("peft") is not None:
         merged.setdefault("dim", KEYS.rank if recipe_file is not None else values["peft"])
+    # Both or nothing: a recipe whose nodes nobody knows runs on no known number of GPUs.
     counts = [values.get(key) for key in ("trainer.devices", "trainer.num_nodes")]
     numbers = [count for count in counts if type(count) is int and count > 0]
     gpus = numbers[0] * numbers[1] if len(numbers) == 2 else None
@@ -283,6 +288,7 @@ def script_recipe(text: str, file: str = "") -> NemoRecipe:
                 raise input_error("makes several recipes", "a script with one", file=file, line=node.lineno)
             made[target.id] = found
         elif (path := _path(target)) and path[0] in made:
+            # Nothing is run, so that which branch is taken is not known: either answer would be a guess.
             if id(node) in branches:
                 what = f"{'.'.join(path)} is set in a branch"
                 raise input_error(what, "a value that always holds", file=file, line=node.lineno)

@@ -28,6 +28,7 @@ class Columns:
     """Rows of whole numbers, eight bytes each."""
 
     names: tuple[str, ...]
+    # Not a list of ints, which takes several times as much: a profile has millions of events.
     values: array[int] = field(default_factory=lambda: array("q"))
 
     def add(self, *row: int) -> None:

@@ -50,6 +50,7 @@ def read_kineto(path: Path, options: ProfileOptions, on_progress: OnProgress | N
         odd = f"; {found.odd:,} have no name or an impossible time" if found.odd else ""
         what = f"holds no events of PyTorch's profiler (categories kernel, cpu_op){odd}"
         raise input_error(what, WANTED, file=str(path))
+    # Read on, such a file would pass for a run without a GPU, whose operators are its device.
     if len(found.launched) and not len(found.device):
         what = "holds launches of kernels, but no kernel with a possible time"
         raise input_error(what, WANTED, file=str(path))
@@ -82,6 +83,7 @@ class _Reading:
     def rank(self) -> int:
         """Return the rank: as the file says, as told, as its name says; a job of one is rank 0."""
         stated, told = str(self.distributed.get("rank", "")), self.options.rank
+        # A job without process groups has no distributedInfo.
         if not stated.isdecimal():
             return (rank_in(self.path.name) or 0) if told is None else told
         if told not in (None, int(stated)):
@@ -125,6 +127,7 @@ class _Reading:
     def _by_shape(self, rows: Table) -> tuple[Table, tuple[str, ...], dict[int, Product]]:
         """Number the names of multiplications anew for each of their shapes; return rows, names, and shapes by number."""
         names, products = list(self.found.names.texts()), list(self.found.products)
+        # One kernel multiplies many shapes at different speeds; under its name alone they would be one average.
         gemms = [kernel_kind(name).part is Activity.GEMM and not _SUMS.search(name) for name in names]
         mine = np.flatnonzero(np.array(gemms, dtype=bool)[rows["name"]])
         shapes = [self.found.shaped.get(one, -1) for one in rows["outer"][mine].tolist()]
@@ -215,6 +218,7 @@ class _Reading:
 
     def _optimizer(self) -> tuple[IntArray, IntArray]:
         annotations, names = self.found.annotations.table(), self.found.names.texts()
+        # torch wraps step() of every optimizer in a range of this name (torch/optim/optimizer.py, profile_hook_step).
         chosen = np.array([name.startswith("Optimizer.step#") for name in names], dtype=bool)
         mine = chosen[annotations["name"]]
         return merged(annotations["start"][mine], annotations["end"][mine])
@@ -269,6 +273,7 @@ def _outermost(operators: Table) -> NDArray[np.bool_]:
     found = np.zeros(len(operators["start"]), dtype=bool)
     for thread in np.unique(operators["thread"]):
         mine = np.flatnonzero(operators["thread"] == thread)
+        # Of operators that begin together the longest comes first: it holds the others.
         order = mine[np.lexsort((-operators["end"][mine], operators["start"][mine]))]
         reach = np.maximum.accumulate(operators["end"][order])
         before = np.concatenate([[np.iinfo(np.int64).min], reach[:-1]])

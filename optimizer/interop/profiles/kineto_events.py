@@ -95,6 +95,7 @@ class KinetoEvents:
 
     def add(self, event: Event) -> None:
         """Sort an event in; what does not matter here is left out, what has no name or an impossible time is counted."""
+        # Complete events alone have a length; arrows, counters and names of threads have not.
         if event.get("ph") != "X":
             return
         try:
@@ -138,6 +139,7 @@ class KinetoEvents:
             if call >= 0:
                 self.outer[_link(args)] = call
             return
+        # A sequence number ties an operator to its backward function; that one has the forward's thread, this one 0.
         if args.get("Sequence number") is not None and args.get("Fwd thread id") == 0:
             self.forward.add(start, end, thread)
         if name.startswith("c10d::"):
@@ -216,6 +218,7 @@ def product_of(name: str, dims: Any) -> Product | None:
     left, right = ([whole(size, 0) for size in one] if isinstance(one, list) else [] for one in pair)
     if min(len(left), len(right)) < 2 or min(*left, *right) < 1:
         return None
+    # aten::linear takes its weight transposed: out by in.
     inner, columns = (right[-1], right[-2]) if name == "aten::linear" else (right[-2], right[-1])
     batch, rows = prod(right[:-2]), prod(left[:-1])
     if inner != left[-1] or rows % batch:
@@ -234,6 +237,7 @@ def _elements(shape: Any) -> int:
 
 def _times(event: Event) -> tuple[int, int]:
     """Return start and end in nanoseconds; the file has microseconds."""
+    # Three digits behind the point (output_json.cpp): rounded, since products of such fractions are not whole.
     start, duration = round(event["ts"] * 1000), round(event.get("dur", 0) * 1000)
     if not -MOST_NS < start < MOST_NS or not 0 <= duration < LONGEST_NS:
         raise ValueError

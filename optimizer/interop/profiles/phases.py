@@ -39,6 +39,7 @@ def phases_by_name(
     stated = np.array([-1 if kind.phase is None else int(kind.phase) for kind in kinds], dtype=np.int64)
     stated[[kind.part is Activity.OPTIMIZER for kind in kinds]] = int(Phase.OPTIMIZER)
     mark = stated[name] if len(stated) else np.zeros(0, dtype=np.int64)
+    # For every kernel the place of the last one before it whose name tells.
     seen = np.maximum.accumulate(np.where(mark >= 0, np.arange(len(mark)), 0))
     step = np.searchsorted(begun, np.where(launch >= 0, launch, device["start"])[order], side="right")
     found = np.where(step[seen] == step, np.maximum(mark[seen], int(Phase.FORWARD)), int(Phase.FORWARD))
@@ -65,6 +66,7 @@ def _repeated(found: IntArray, mark: IntArray, attention: NDArray[np.bool_]) -> 
     runs = np.cumsum(np.concatenate([[0], np.diff((found == Phase.FORWARD).astype(np.int64)) != 0]))
     for run in np.unique(runs[taken]):
         mine = np.flatnonzero((runs == run) & (found == Phase.FORWARD))
+        # A run may hold layers of both kinds: a pass forward that goes over into the first repetition. That comes last.
         share = taken[mine].sum() / forward[mine].sum()
         again[mine[len(mine) - round(share * len(mine)) :]] = True
     return again

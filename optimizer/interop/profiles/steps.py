@@ -57,6 +57,7 @@ def step_windows(
     if options.steps > len(events.start_ns):
         what = f"has {len(events.start_ns):,} events, too few for {options.steps:,} steps"
         raise input_error(what, "--steps as many as it holds", file=file)
+    # Nothing says where one step ends: equal parts are right in the mean, and no step by itself is to be believed.
     low, high = int(events.start_ns[0]), int(events.end_ns.max())
     cuts = np.linspace(low, high, options.steps + 1).round().astype(np.int64)
     return np.stack([cuts[:-1], cuts[1:]], axis=1), cuts[:-1]
@@ -105,6 +106,7 @@ def _on_device(begun: IntArray, ended: int, events: Events) -> IntArray:
     What was launched before a step ends before the step's own device time begins. Of events without a launch their own start
     counts.
     """
+    # The host runs ahead of the device: its marks lie before the kernels that they speak of.
     launched = np.where(events.launch_ns >= 0, events.launch_ns, events.start_ns)
     order = np.argsort(launched, kind="stable")
     reach = np.maximum.accumulate(events.end_ns[order])

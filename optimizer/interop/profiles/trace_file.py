@@ -60,6 +60,7 @@ class TraceFile:
             self._finish(stream)
 
     def _listed(self, stream: TextStream) -> Iterator[Event]:
+        # One event at a time: a trace of gigabytes read as a whole takes many times its size.
         decode = json.JSONDecoder().raw_decode
         while True:
             self._skip(stream)
@@ -204,7 +205,7 @@ def opened(
         require_regular(path)
         with path.open("rb") as raw:
             size = max(path.stat().st_size, 1)
-            compressed = raw.read(2) == GZIP
+            compressed = raw.read(2) == GZIP  # by content: whoever copies a file may rename it
             raw.seek(0)
             content: IO[bytes] = gzip.GzipFile(fileobj=raw) if compressed else raw  # type: ignore[assignment]
             decoder = codecs.getincrementaldecoder("utf-8-sig")(errors)

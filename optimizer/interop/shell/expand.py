@@ -102,6 +102,7 @@ class Expander:
             one.glob or (not one.quoted and _PATTERN.search(one.text)) for pieces in fields for one in pieces
         ):
             return words
+        # Split twice, as texts and as patterns in which what was quoted means itself: both give the same words.
         guarded = [
             [Piece(one.glob or quote_glob(one.text), True) if one.quoted else one for one in pieces]
             for pieces in fields
@@ -117,6 +118,7 @@ class Expander:
 
     def fields_of(self, source: str) -> Fields:
         """Expand the source of one word or quoted string into fields."""
+        # As an argument: alone the grammar would take a word for the name of a command, or for an assignment.
         command = parse(f"x {source}").children[0]
         node = child_of(command, "argument") if command.type == "command" else None
         return [[Piece(unescaped(source), True)]] if node is None else self.fields(node, quoted=False)
@@ -203,6 +205,7 @@ class Expander:
             return [[Piece(self.state.substitute(node), quoted)]]
         if kind == "arithmetic_expansion":
             return [[Piece(self.arithmetic_text(node), quoted)]]
+        # Expansions that bash knows and the grammar does not.
         if kind == "ERROR" and text_of(node).strip().startswith("${"):
             return expand_parameter(text_of(node).strip(), self, quoted=quoted)
         if kind in ("concatenation", "command_name", "array", "ERROR", "subscript") and node.children:
@@ -302,9 +305,11 @@ class Expander:
         bare, bracket, key = name.partition("[")
         value = self.state.value(bare)
         if isinstance(value, dict):
+            # An array's name alone is its first element.
             value = value.get(self.key_of(bare, key.rstrip("]")) if bracket else "0", "")
         if value is None or has_hole(value):
             return None
+        # A value is an expression again, whose variables have values of their own; one of itself would not end.
         return 0 if not value.strip() else self.number(value) if value.strip() != name else None
 
     def _set_number(self, name: str, value: int | None) -> None:
@@ -322,6 +327,7 @@ class Expander:
         if number is None:
             known = isinstance(value, dict) and text in value
             return text if known or not re.fullmatch(r"[A-Za-z_]\w*", text.strip()) else hole(text)
+        # -1 is the last element.
         if number < 0 and isinstance(value, dict):
             number += 1 + max((int(key) for key in value if key.isdecimal()), default=-1)
         return str(number)

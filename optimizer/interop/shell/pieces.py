@@ -38,6 +38,7 @@ def _part(source: str, at: int, quotes: bool) -> tuple[str, int]:
         return SINGLE, skip(source, at)
     if quotes and char == '"':
         return DOUBLE, skip(source, at)
+    # $"..." is translated by the locale's catalog, of which a script has none: a double-quoted text.
     if quotes and char == "$" and following in ("'", '"'):
         return (ANSI, skip(source, at)) if following == "'" else (DOUBLE, skip(source, at + 1))
     if char == "`":

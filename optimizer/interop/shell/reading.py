@@ -23,6 +23,7 @@ def read(shell: Shell, words: list[str]) -> Status:
     options, names = _options(words, _READ)
     names = [name for name in names if _NAME.fullmatch(name)]
     array = options.get("a")
+    # From a terminal, or a descriptor that somebody else opened: only running it would tell.
     if shell.stdin is None or "u" in options:
         for variable in [array] if array else names:
             shell.assign(variable, hole(variable))
@@ -117,6 +118,7 @@ def getopts(shell: Shell, words: list[str]) -> Status:
         shell.record.assume('no arguments beside the script ("$@" is empty)')
     arguments = words[2:] or known or []
     place = shell.expander.number(str(shell.value("OPTIND") or 1)) or 1
+    # OPTIND says the argument alone; which letter of ``-abc`` is next bash keeps for itself.
     if place != shell.cluster[0]:
         shell.cluster = (place, 1)
     at = shell.cluster[1]
@@ -142,7 +144,7 @@ def getopts(shell: Shell, words: list[str]) -> Status:
         shell.assign("OPTARG", arguments[place])
         _go_on(shell, place + 2, 1)
     else:
-        quiet = letters.startswith(":")
+        quiet = letters.startswith(":")  # the script looks at errors itself
         shell.assign(name, ":" if quiet else "?")
         shell.assign("OPTARG", letter if quiet else "")
         _go_on(shell, place + 1, 1)

@@ -112,6 +112,7 @@ class Record:
         self, line: int, labels: tuple[str, ...], names: tuple[str, ...], changes: tuple[str, ...]
     ) -> int:
         """Return which branch of an open condition is taken, and remember that it was open."""
+        # By its line and its branches: loops and functions come to one condition often, and it goes the same way.
         key = (line, labels)
         given = self._stated(line, labels)
         if given is not None:

@@ -43,6 +43,7 @@ def _job(command: LaunchCommand, file: str) -> ImportedJob:
     values |= {"global_batch_size": _batch(fields), "seq_length": _length(fields, notes)}
     if fields.on("use_dynamic_batch_size"):
         note_token_batches(fields.required("max_tokens_per_gpu"), notes)
+        # slime ignores it then (docs/en/examples/glm4-9B.md), and scripts leave it in.
         values.pop("micro_batch_size", None)
     else:
         values = with_defaults(values, {"micro_batch_size": 1}, notes)
@@ -64,6 +65,7 @@ def _batch(fields: ArgFields) -> int | None:
     stated, prompts, steps = (fields.integer(key, least=1) for key in keys)
     if prompts is None or steps is None:
         return stated
+    # slime derives the batch where it is not stated, and checks it where it is (slime/utils/arguments.py).
     samples = prompts * (fields.integer("n_samples_per_prompt", least=1) or 1)
     what = "--rollout-batch-size * --n-samples-per-prompt over --num-steps-per-rollout"
     derived = divided(samples, steps, what)

@@ -85,6 +85,7 @@ def _note_defaults(training: Fields, era: str, notes: list[str]) -> None:
 def _in_tokens(training: Fields, parallelism: Fields, layout: PartialLayout, inherited: bool) -> Batch:
     sequence = training.integer("max_context_length", "seq_len", least=1)
     tokens = training.integer(TOKENS_KEY, least=1)
+    # Micro-batches are tokens over length: with one of them in another file nothing but the length is known.
     if inherited and (sequence is None or tokens is None):
         return Batch(sequence_length=sequence)
     sequence, tokens = sequence or SEQUENCE_LENGTH, tokens or MICRO_BATCH_TOKENS
@@ -119,6 +120,7 @@ def _in_sequences(training: Fields, parallelism: Fields, layout: PartialLayout, 
     sequence = training.integer("seq_len", least=1) or (None if inherited else SEQUENCE_LENGTH)
     local = training.integer("local_batch_size", "batch_size", least=1)
     local = local or (None if inherited else LOCAL_BATCH)
+    # -1, the default, is one pass of every rank, without accumulation (job_config.py).
     batch = training.integer("global_batch_size", least=-1)
     if local is None:
         return Batch(sequence_length=sequence, global_batch=batch if batch and batch > 0 else None)
@@ -186,6 +188,7 @@ def read_split(parallelism: Fields, pp: int, schedule: Schedule, layers: int | N
     per_stage = parallelism.integer("pipeline_parallel_layers_per_stage", least=1)
     if per_stage is not None and layers is None:
         return 0, []  # the number of stages follows from the model's layers
+    # Without a number of layers per stage torchtitan gives looped and V-shaped schedules two stages a rank.
     per_rank = 1 if schedule in SINGLE_STAGE else 2
     if per_stage is not None and layers is not None:
         stages = -(-(layers + first + last) // per_stage)
@@ -198,7 +201,7 @@ def read_split(parallelism: Fields, pp: int, schedule: Schedule, layers: int | N
 
 def _weight(parallelism: Fields, key: str) -> int:
     value = parallelism.integer(key)
-    return 1 if value is None else value
+    return 1 if value is None else value  # 0 is stated: an end that weighs nothing
 
 
 def _automatic(parallelism: Fields, layers: int, stages: int, first: int, last: int) -> list[int]:

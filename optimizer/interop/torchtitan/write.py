@@ -28,6 +28,7 @@ SCHEDULE_NAMES = {
     Schedule.ZB_V: "ZBVZeroBubble",
     Schedule.DUALPIPE_V: "DualPipeV",
 }
+# Stated: "default" means always without a pipeline and never with one (torchtitan/distributed/fsdp.py).
 RESHARD = {2: "never", 3: "always"}
 
 
@@ -152,6 +153,7 @@ def degrees(target: Target) -> tuple[int, int]:
     # a shard degree of 1 with replicas is DDP
     if layout.zero == 0:
         return 1, layout.dp
+    # FSDP's mesh is the shard degree times cp (torchtitan/distributed/parallel_dims.py): groups here count both.
     shard = layout.hsdp_shard // layout.cp if layout.hsdp_shard else layout.dp
     return shard, layout.dp // shard
 
@@ -163,6 +165,7 @@ def module_lists(target: Target, head: str) -> list[list[str]]:
     for count in stage_counts(target.layout):
         parts.append([f"layers.{index}" for index in range(first, first + count)])
         first += count
+    # Modules that stand in no part would be in no stage: the names are those of the model's attributes.
     parts[0].insert(0, "tok_embeddings")
     parts[-1] += ["norm", head]
     return parts
@@ -170,6 +173,7 @@ def module_lists(target: Target, head: str) -> list[list[str]]:
 
 def _toml(target: Target, family: str, flavor: str, notes: list[str]) -> ExportedJob:
     layout, ckpt = target.layout, target.checkpoint
+    # A pipeline cuts the local batch into micro-batches; without one a local batch is one, and gradients are accumulated.
     piped = layout.micro_batches if layout.pp > 1 else 1
     sections: dict[str, Settings] = {
         "job": {"description": f"{target.model.name}, written by layoutopt"},
@@ -264,6 +268,7 @@ def _python(target: Target, family: str, flavor: str, known: bool, notes: list[s
         *[f"    {line}" for line in _python_settings(target)],
         "    return cfg",
     ]
+    # What a file imports and does not use reads as if something had been left out.
     lines = [line for line in lines if not _unused_import(line, target)]
     name, launch = "layoutopt_config", " ".join(torchrun_words(target))
     module = f"MODULE={name} CONFIG={name}"
@@ -336,12 +341,14 @@ def _python_settings(target: Target) -> list[str]:
     }
     length = training.sequence_length
     experts = layout.ep > 1
+    # Asynchronous tensor parallelism without a compiled model is refused (torchtitan/config/configs.py).
     asynchronous = target.preset.compiled and target.preset.tp_overlap and layout.tp > 1
     lines = [
         f"cfg.training.num_tokens_per_microbatch_per_dp_rank = {layout.micro_batch} * {length}",
         f"cfg.training.num_tokens_per_train_step = {target.global_batch} * {length}",
         f"cfg.training.max_context_length = {length}",
         f"cfg.training.steps = {target.steps or 1000}",
+        # configs.py: graphs of the whole step know no pipelines, and no experts whose dispatch asks the host
         f"cfg.training.disable_cuda_graphs = {layout.pp > 1 or experts}",
         *[f"cfg.training.{key} = {value}" for key, value in offloading(target).items()],
         f"cfg.compile.enable = {target.preset.compiled}",

@@ -62,6 +62,7 @@ def sft_job(command: LaunchCommand, trainer: str, file: str) -> ImportedJob:
     if not str(engine).startswith("fsdp"):
         raise input_error(f"verl's {trainer} on {shorten(engine)} is not read", "engine=fsdp", key="engine")
     gpus = command.gpus or _stated_gpus(fields)
+    # Ulysses shares a sequence over ranks that FSDP shards over as well: it is cp with all-to-all.
     cp = fields.count(*ULYSSES)
     size = fields.integer(SHARD, least=-1)
     if any(key.endswith(OFFLOADS) and on is True for key, on in values.items()):
@@ -77,6 +78,7 @@ def sft_job(command: LaunchCommand, trainer: str, file: str) -> ImportedJob:
         sequence_length=fields.integer("data.max_length", least=1),
         cp=cp,
         shard=size if size is not None and size > 0 else None,
+        # Shards of one rank are replicas; weights that stay gathered after the forward pass are what ZeRO-2 keeps.
         zero=0 if size == 1 else 2 if fields.raw(RESHARD) is False else 3,
         recompute=fields.raw(CHECKPOINTING) is not False,
         precision=Precision.BF16,
