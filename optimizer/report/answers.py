@@ -108,6 +108,7 @@ class Result(Answer):
         """How sure the answer is: error band and near-ties that the model can't tell apart; None without a layout."""
         from layoutopt.optimizer.evidence.honesty import assess
 
+        # Near-ties are priced under sets of constants: once, however often an answer is shown.
         return assess(self.plan, self.workload, self.cluster, self.options)
 
     @cached_property
@@ -119,6 +120,7 @@ class Result(Answer):
         plan = self.plan
         if plan.layout is None or plan.estimate is None:
             raise input_error("there is no layout, so there is no model of one", key="model")
+        # Cached, so that what a caller adds to ``model`` is there when ``resolve`` is called.
         question = Question(workload=self.workload, cluster=self.cluster, options=self.options)
         return open_model(question, plan.layout, plan.estimate.step_time_s, bound_s=plan.bound_s or 0.0)
 

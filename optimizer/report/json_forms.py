@@ -58,6 +58,7 @@ def _objective(plan: Plan) -> Plain:
 def _outcome(outcome: ObjectiveAnswer) -> Plain:
     """Write the answer in another objective than time; its value and bound are in that objective's unit."""
     found: Plain = {name: value for name, value in asdict(outcome).items() if value is not None}
+    # ``bound_s`` is the step's: the objective's own bound has another unit, and a name that says so.
     return found | {"value_bound": found.pop("bound")}
 
 

@@ -106,6 +106,7 @@ class LiveLine(Silent):
         """Redraw the line, at most ten times a second."""
         if not self._due(LIVE_EVERY_S):
             return
+        # Started at the first state that is due: a search that is over at once shows nothing.
         if self._live is None:
             self._live = live_line()
             self._live.start()

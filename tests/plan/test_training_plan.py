@@ -14,10 +14,12 @@ from layoutopt.optimizer.plan.options import PlanOptions
 from layoutopt.optimizer.plan.training_plan import make_training_plan, phase_workloads
 from layoutopt.optimizer.plan.watch import slow_rank
 from layoutopt.optimizer.report.json_forms import to_plain
+from layoutopt.optimizer.report.tables.training import ends_words
 from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.loading import load_cluster, load_workload
+from layoutopt.optimizer.specs.units import DAY_S, rough
 
 if TYPE_CHECKING:
     from layoutopt.optimizer.plan.training_plan import TrainingPlan
@@ -141,6 +143,16 @@ def test_a_slow_rank_costs_nearly_its_own_slowness(planned: TrainingPlan) -> Non
     for entry in phase.watch.slow_ranks:
         assert 0.5 * entry.slower < entry.step_slower <= entry.slower
     assert slow_rank(phase.layout, phase.estimate, 0.0).step_slower == 0
+
+
+def test_replaced_nodes_leave_an_interval(planned: TrainingPlan) -> None:
+    """Days that count hot restarts spread as measured steps do; an error that was stated says no share of runs."""
+    shorter = replace(planned, expected_days=0.9 * planned.faults.best.wall_s / DAY_S)
+    measured = replace(shorter, relative_error=None, step_ratio=(0.9, 1.2))
+    ends = [rough(shorter.expected_days * ratio) for ratio in (0.9, 1.2)]
+    assert ends_words(measured) == f"{ends[0]:,g} to {ends[1]:,g}"
+    assert ends_words(replace(shorter, relative_error=0.1)) == ""
+    assert ends_words(planned) != ""
 
 
 def test_plain_data_is_json(planned: TrainingPlan) -> None:

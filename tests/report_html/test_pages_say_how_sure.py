@@ -36,7 +36,7 @@ def test_the_page_of_an_answer(plan: Plan) -> None:
 def test_the_page_of_a_training_plan(training: TrainingPlan) -> None:
     """The plan's interval, its memory and the band are there too."""
     text = _text(training_page(training))
-    assert "days, P10 to P90" in text
+    assert "days, 80% interval" in text
     assert "How sure" in text and "measured runs of this kind" in text
     assert text.count("GB left") == len(training.phases)
 

@@ -104,6 +104,7 @@ def command(
         if not speed.stated:
             allowed = "profiles of the run, or its speed: --tokens-per-s, --tflops or --step"
             raise input_error("nothing to diagnose", allowed, key="PROFILE")
+        # An option that nothing uses would be taken for used.
         refuse_given(OF_PROFILES, "is used beside profiles alone", "PLAN PROFILE..., or a speed without it")
         return _from_a_number(subject, speed, asked, output)
     refuse_given(OF_SPEEDS, "is used without profiles alone", "MODEL with a speed, or profiles without it")

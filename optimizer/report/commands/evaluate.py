@@ -86,6 +86,7 @@ def _print(judgement: Judgement, job: Job, trainer: FrameworkOptions, output: Ou
     from layoutopt.optimizer.report.tables.answer import judgement_tables
     from layoutopt.optimizer.solve.run_preset import preset_of_run
 
+    # A launch file's switches decide what divides its states; the trainer's defaults may not.
     stated = job.preset or preset_of_run(job.framework, job.software, job.cluster, job.run)
     preset = pricing_preset(stated, job.workload.training, CostKind(trainer.cost_model))
     tables = judgement_tables(

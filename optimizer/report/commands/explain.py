@@ -93,6 +93,7 @@ def _wish(
 ) -> WhyNot:
     from layoutopt.optimizer.solve.explain.api import why_not
 
+    # Under the layout's own precision: another one would answer another question.
     space = replace(options.space, precisions=(found.judgement.layout.precision,))
     return why_not(job.workload, job.cluster, values, replace(options, space=space), best=found.optimum)
 

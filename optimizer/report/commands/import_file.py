@@ -96,6 +96,7 @@ def _plain(found: Imported, file: str, part: str | None, cluster: str | None) ->
     plain = imported_to_plain(found)
     if part is None:
         return plain
+    # A file that holds a model alone is that part itself.
     if part == "model" and "architecture" in plain:
         return plain
     if not isinstance(plain.get(part), dict):

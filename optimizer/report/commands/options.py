@@ -339,6 +339,7 @@ _output_options = grouped(
 
 def output_options(command: Command) -> Command:
     """Add these options and pass their values as ``OutputOptions``, named ``output``; a command's inputs are kept."""
+    # Here and not at each command: none can forget it.
     return _output_options(keeps_inputs(command))
 
 

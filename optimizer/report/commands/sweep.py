@@ -253,6 +253,7 @@ def _run(
     from layoutopt.optimizer.sweep.run import run_sweep
 
     with SweepProgressPrinter(quiet=output.quiet, verbose=output.verbose) as printer:
+        # The sweep's room lies below this one: it is handed how a plan is written.
         result = run_sweep(
             points, store, executor, write_plan=plan_to_plain, on_progress=printer.update, **options
         )

@@ -60,6 +60,7 @@ def read_plan_file(path: Path) -> object:
     except _Ambiguous as error:
         raise input_error(f"not JSON: {error}", "what solve -o wrote", file=str(path)) from None
     except (RecursionError, ValueError):
+        # Brackets nested too deep, numbers of too many digits.
         raise input_error("not JSON that can be read", "what solve -o wrote", file=str(path)) from None
 
 

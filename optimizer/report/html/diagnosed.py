@@ -188,6 +188,7 @@ def ranks_chart(found: Diagnosis) -> Chart:
             "layout": layout(
                 22 * len(names) + 80,
                 x=axis("seconds", rangemode="tozero"),
+                # Plotly counts rows from below.
                 y=axis(autorange="reversed"),
                 barmode="stack",
             ),

@@ -20,13 +20,13 @@ from layoutopt.optimizer.report.tables.sweep import fewest_words
 from layoutopt.optimizer.report.tables.training import (
     bandwidth_rows,
     budget_pairs,
+    ends_words,
     fault_pairs,
     recipe_words,
     vendor_words,
     watch_pairs,
 )
 from layoutopt.optimizer.solve.inputs import question_from_plain
-from layoutopt.optimizer.specs.units import DAY_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,11 +58,10 @@ def _fewest(asked: str, found: FewestGpus) -> Markup:
 
 
 def _key_numbers(plan: TrainingPlan) -> Markup:
-    runs = plan.faults.simulated_with_error
     return tiles(
         [
             ("days expected, with failures", f"{plan.expected_days:,.1f}"),
-            ("days, P10 to P90", f"{runs.p10_s / DAY_S:,.0f} to {runs.p90_s / DAY_S:,.0f}" if runs else ""),
+            ("days, 80% interval", ends_words(plan)),
             ("cost", "" if plan.expected_cost is None else f"{plan.expected_cost:,.0f}"),
             ("GPU-hours without failures", f"{plan.budget.gpu_hours:,.0f}"),
             ("energy, MWh", f"{plan.budget.energy_kwh / 1000:,.0f}"),

@@ -72,6 +72,7 @@ def mfu_chart(found: DrawnLines, key: str) -> Chart:
         drawing=_figure(
             found,
             _traces(found, mfu_percent, "%{y:.1f}%"),
+            # From 0: an axis that is cut makes small differences look large.
             axis("MFU, %", range=[0, mfu_percent(best) * 1.1]),
         ),
         legend=_legend(found),
@@ -123,6 +124,7 @@ def _where(found: DrawnLines, row: Row) -> str:
 
 def speedup_message(found: DrawnLines) -> str:
     """Say by how much the longest line speeds up."""
+    # It spans most of the sizes; a sentence for each line would be a table.
     line = max(found.lines, key=lambda line: len(line.rows))
     first, last = line.rows[0], line.rows[-1]
     if first is last:

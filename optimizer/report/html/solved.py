@@ -115,6 +115,7 @@ def _sections(
     notes = plan_notes(plan, question.cluster)
     if notes:
         yield Section(title="Notes", blocks=[bullets(notes)])
+    # An infeasible answer would have a proof of zeros: why nothing fits stands above.
     if plan.layout is not None or plan.infeasibility is None:
         yield Section(title="Proof", blocks=[facts(proof_pairs(plan))])
 

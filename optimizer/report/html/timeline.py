@@ -117,6 +117,7 @@ def _operations(operations: Operations, from_s: float, until_s: float) -> dict[s
     for rank, kind, start, end in zip(
         operations.rank, operations.kind, operations.start_s, operations.end_s, strict=True
     ):
+        # What takes no time has no width to draw.
         if start < until_s and end > max(start, from_s):
             name = WORDS[Kind(int(kind))]
             span = Span(int(rank), max(float(start), from_s), min(float(end), until_s))

@@ -61,6 +61,7 @@ class PlacedLevel:
 
 def placed_levels(chosen: Layout, cluster: ClusterSpec) -> tuple[PlacedLevel, ...]:
     """Tell which axes lie on which level of a cluster, from the node outward."""
+    # Only the levels are used of the table: the smallest group is the quickest to price.
     levels = topology_table(cluster, load_links(cluster.calibration, alone=True), groups=[(1, 1)]).levels
     groups = layout_groups(chosen)
     axes = shown_axes(chosen)
@@ -88,7 +89,9 @@ def _placed(
     for axis in axes:
         inside = fewest[axis][index - 1] if index else 1
         members = fewest[axis][index]
+        # An axis crosses a level where more of a group meets inside its blocks than in those of the level below.
         if members > inside:
+            # Blocks that cut groups unevenly hold more of some than of others.
             even = most[axis][index] == members and (index == 0 or most[axis][index - 1] == inside)
             crossings.append(Crossing(axis=axis, factor=members / inside, members=members, even=even))
     return PlacedLevel(
@@ -197,6 +200,7 @@ def _coordinates(chosen: Layout, rank: int, count: int) -> str:
     """Write a rank's place on the dense axes that differ among the first ``count`` ranks, innermost first."""
     words, stride = [], 1
     for axis in chosen.mesh_order.split("-"):
+        # Experts lie inside the dense axes, and add no coordinate.
         degree = 1 if axis == "ep" else int(getattr(chosen, axis))
         if degree > 1 and stride < count:
             words.append(f"{axis}{rank // stride % degree}")

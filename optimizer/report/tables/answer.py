@@ -184,6 +184,7 @@ def _shard_words(layout: Layout) -> tuple[str, str]:
     if layout.hsdp_shard:
         return "hsdp", "ehsdp"
     copies = SCHEDULES[layout.schedule].parameter_copies
+    # DualPipe keeps each stage on two ranks, which share its state like data-parallel ones.
     shared = f"{copies}*" if copies > 1 and layout.dp * layout.cp > 1 else ""
     return f"{shared}dp*cp", f"{shared}edp"
 

@@ -214,6 +214,7 @@ def price_table(price: CollectivePrice) -> RenderableType:
 def _group(size: int, stride: int, rows: list[CollectiveRow], names: list[str]) -> RenderableType:
     """Show one group's collectives and how many of its ranks share a block of each level, up to all of them."""
     members = rows[0].members
+    # Levels beyond the one that holds a whole group would say its size again.
     needed = next((index for index, count in enumerate(members) if count >= size), len(members) - 1)
     together = ", ".join(
         f"{name} {count:,}" for name, count in zip(names[: needed + 1], members, strict=False)

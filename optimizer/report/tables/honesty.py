@@ -62,6 +62,7 @@ def brief_lines(band: Band) -> list[str]:
         if band.rows
         else f"no measured run of this kind ({band.outside or band.family}), so the error of all kinds"
     )
+    # A new cluster is none of those that were fitted: it can expect the error of publications left out.
     off, most = band.unseen_median_ape, band.unseen_p90_ape
     unseen = f"publications that the fit had not seen {off:.0%}, nine of ten within {most:.0%}"
     return [f"{seen}; {unseen}"]
@@ -120,6 +121,7 @@ def claim_size_words(gain: float, band: Band) -> str:
     """Say whether the cost model can tell a gain, and whether measured runs bear it out so far."""
     if gain < band.indistinct:
         return f"layouts less than {band.indistinct:.1%} apart are {INDISTINCT}"
+    # Beyond what nine of ten predictions are off by, a gain is rather an error of the model than a discovery.
     if gain > band.unseen_p90_ape:
         return f"a claim above the {band.unseen_p90_ape:.0%} within which nine of ten unseen runs are predicted: doubt it"
     return "more than two predictions of this kind usually differ by in error"

@@ -168,6 +168,7 @@ def _details(
             f"{other.why}{tie_words(tie)}" for other, tie in zip(plan.alternatives, honesty.ties, strict=True)
         ]
         yield section("What tells near-ties apart", bullets(lines))
+    # An infeasible answer would have a proof of zeros: why nothing fits stands above.
     if plan.layout is not None or plan.infeasibility is None:
         yield section("Proof", proof_table(plan))
 

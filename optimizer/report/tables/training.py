@@ -59,10 +59,8 @@ def training_tables(plan: TrainingPlan) -> RenderableType:
 def _headline(plan: TrainingPlan) -> Text:
     line = Text()
     line.append(f"{rough(plan.expected_days):,g} days", style="bold")
-    ends = _ends_80(plan)
-    if ends:
-        low, high = map(rough, ends)
-        line.append(f" (80% interval {low:,g} to {high:,g})")
+    ends = ends_words(plan)
+    line.append(f" (80% interval {ends})" if ends else "")
     line.append(
         f" expected with failures for {format_count(plan.budget.tokens)} tokens of {plan.model} on {plan.cluster}"
     )
@@ -71,14 +69,19 @@ def _headline(plan: TrainingPlan) -> Text:
     return line
 
 
-def _ends_80(plan: TrainingPlan) -> tuple[float, float] | None:
-    """Return the days between which four of five such runs are expected, None where that is not known."""
-    if replaced(plan):
-        # The simulation restarts the whole job after each failure: what hot restarts leave of a run is not in it.
-        low, high = (plan.expected_days * ratio for ratio in plan.step_ratio)
-        return (low, high) if plan.relative_error is None else None
-    runs = plan.faults.simulated_with_error
-    return None if runs is None else (runs.p10_s / DAY_S, runs.p90_s / DAY_S)
+def ends_words(plan: TrainingPlan) -> str:
+    """Write the days between which four of five such runs are expected; empty where that is not known."""
+    runs, hot = plan.faults.simulated_with_error, replaced(plan)
+    if runs is None or (hot and plan.relative_error is not None):
+        return ""
+    # The simulation restarts the whole job after each failure: what hot restarts leave of a run is not in it.
+    ends = (
+        [plan.expected_days * ratio for ratio in plan.step_ratio]
+        if hot
+        else [runs.p10_s / DAY_S, runs.p90_s / DAY_S]
+    )
+    low, high = map(rough, ends)
+    return f"{low:,g} to {high:,g}"
 
 
 def _phase(phase: PhasePlan, *, alone: bool) -> list[RenderableType]:
@@ -306,6 +309,7 @@ def purchase_tables(
         if one.cluster
     ]
     none = [f"no {one.gpu} in {one.precision}: {one.reason}" for one in found if one.reason]
+    # Offers of one size of a GPU share their network, which is said once.
     notes = [*dict.fromkeys(lines + none), *([DEFINITION] if priced else [])]
     open_ = dict.fromkeys(one.gpu for one in found if one.gpus and one.cost is None)
     if priced and open_:
