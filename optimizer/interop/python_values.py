@@ -121,6 +121,7 @@ def item(holder: Any, key: Any) -> Any:
 def altered(holder: Any, name: str, arguments: list[Any], why: str) -> Any:
     """Follow a method of a list or section; None where it is another's, or makes nothing that is known."""
     key = arguments[0] if arguments else None
+    # What a method makes of a list is not followed: its length and its items are what nobody knows from here on.
     if isinstance(holder, list):
         holder[:] = [hole(why)]
     elif isinstance(holder, dict) and isinstance(key, str) and not is_open(key):
@@ -172,6 +173,7 @@ def targets(node: ast.AST) -> list[ast.expr]:
 
 def open_all(made: dict[str, Any], why: str, seen: set[int] | None = None) -> None:
     """Leave every setting of a section open, those that it does not state too."""
+    # Sections may hold each other: what was met is not gone through again.
     seen = set() if seen is None else seen
     if id(made) in seen:
         return

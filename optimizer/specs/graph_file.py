@@ -55,12 +55,14 @@ def check_graph(graph: Any, document: Document, path: KeyPath) -> Mapping[str, A
     ``document`` and ``path`` say where the mapping stands, for messages. Raises ``InputError`` with the first 20
     faults.
     """
+    # networkx wrote links before 3.4 and edges since.
     nodes, edges = graph.get("nodes"), graph.get("edges", graph.get("links"))
     for key, items in (("nodes", nodes), ("edges", edges)):
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             what = "is not a list of mappings"
             raise InputError(document.problem((*path, key), what, "nodes and edges (or links)"))
     problems = list(_faults(nodes, edges, document, path))
+    # A graph that another tool wrote is wrong everywhere at once.
     if problems:
         raise InputError(*problems[:20])
     return {"directed": graph.get("directed") is True, "nodes": nodes, "edges": edges}

@@ -280,6 +280,7 @@ def _near(text: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     word, names = text.lower()[:60], list(known)  # difflib's time grows with the product of both lengths
+    # Who types "llama3" wants to see what begins so, though longer names are not similar to it.
     begun = [name for name in names if word and name.startswith(word)]
     near = list(dict.fromkeys([*begun, *get_close_matches(word, names, n=3, cutoff=0.6)]))[:3]
     return f"; nearest: {', '.join(near)}" if near else ""

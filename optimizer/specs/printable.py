@@ -37,6 +37,7 @@ def _shown(sign: str) -> str:
 
 def is_name(text: object) -> bool:
     """Tell whether something may name a model, a cluster or a GPU: one line of printable characters."""
+    # Names stand in tables, file names and comments of scripts: a line end in one would end those.
     return isinstance(text, str) and bool(text.strip()) and text.isprintable() and len(text) <= LONGEST_NAME
 
 

@@ -107,11 +107,13 @@ def parse_quantity(value: object, dimension: Dimension, *, key: str = "") -> flo
     InputError
         If the value is not a finite number with a unit of the dimension; lists what is allowed.
     """
+    # To Python True is 1: ``memory: yes`` would be a byte.
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise input_error(f"{shown(value)} is not a quantity", dimension.examples, key=key)
     number = _read(value, dimension, key) if isinstance(value, str) else _as_float(value)
     if not math.isfinite(number):
         raise input_error(f"{shown(value)} is not a finite number", dimension.examples, key=key)
+    # 400 of a NIC is Gbit/s and not bytes/s, and an answer from it would be wrong by eight digits without a word.
     if 0.0 < number < dimension.least:
         what = f"{shown(value)} is a {dimension.name} of {number:g} in SI"
         raise input_error(what, dimension.examples, key=key)

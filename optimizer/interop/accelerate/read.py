@@ -65,6 +65,7 @@ def import_accelerate(text: str, file: str = "") -> ImportedJob:
 def _megatron(root: Fields) -> ImportedJob:
     """Read the Megatron-LM plugin: its degrees and switches; model and batch are in the training script."""
     stated, prefix = root.section("megatron_lm_config"), "megatron_lm_"
+    # Its questionnaire puts the plugin's name in front of every key of Megatron's.
     names = {key: key.removeprefix(prefix) for key in stated.data}
     values = {MEGATRON.get(name, name): stated.data[key] for key, name in names.items()}
     words = root.text("mixed_precision")
@@ -147,6 +148,7 @@ def _share_out(sizes: dict[str, int], fsdp: Fields, gpus: int | None, root: Fiel
     """Let FSDP 1's hybrid strategies shard in each machine and replicate over machines."""
     machines = root.integer("num_machines", least=1) or 1
     hybrid = (_strategy(fsdp) or "").startswith("HYBRID")
+    # torch's hybrid strategies build their own groups: shards within a host, replicas over hosts.
     if hybrid and gpus is not None and gpus % machines == 0:
         sizes["dp_shard"], sizes["dp_replicate"] = gpus // machines, machines
 

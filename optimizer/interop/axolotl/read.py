@@ -55,6 +55,7 @@ def _job(fields: Fields, beside: Callable[[str], str | None], started: int | Non
     replicas = fields.count("dp_replicate_size")
     micro_batch = fields.integer("micro_batch_size", least=1)
     accumulation = fields.count("gradient_accumulation_steps")
+    # Stated degrees are the world that the device mesh is built of; a launcher's number counts only without them.
     gpus = started if shard is None else shard * replicas * tp * cp
     named = fields.text("deepspeed")
     stated: dict[str, Any] = {"zero": _zero(fields)}

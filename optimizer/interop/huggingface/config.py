@@ -126,6 +126,7 @@ def _require_written_sizes(outer: Fields, fields: Fields, reader: ConfigReader) 
 
 def _name(outer: Fields) -> str:
     stated = outer.text("_name_or_path") or ""
+    # transformers writes here what was loaded: a hub name, or a path of the machine that saved it.
     return stated.rstrip("/").split("/")[-1] or (outer.text("model_type") or "imported")
 
 
@@ -180,6 +181,7 @@ def _checked(model: ModelSpec, reader: ConfigReader) -> ModelSpec:
         raise fields.fail("num_key_value_heads", what)
     if model.moe is not None and model.moe.top_k > model.moe.experts:
         raise fields.fail("num_experts_per_tok", f"top-{model.moe.top_k} of {model.moe.experts} experts")
+    # OPT-350m alone: a projection behind the embedding, which the model has no words for.
     word_width = fields.integer("word_embed_proj_dim")
     if word_width is not None and word_width != model.hidden:
         raise fields.fail("word_embed_proj_dim", "embeddings narrower than the hidden size are not supported")
@@ -306,6 +308,7 @@ def _moe(reader: ConfigReader) -> MoeSpec:
 def _groups(reader: ConfigReader) -> dict[str, int]:
     """The router's groups, where it has several."""
     groups, limit = reader.optional("n_group"), reader.optional("topk_group")
+    # DeepSeek's classes are used with one group, or with all of them allowed, where the router is not limited at all.
     if groups is None or limit is None or not 0 < limit < groups:
         return {}
     return {"router_groups": groups, "router_group_limit": limit}

@@ -151,6 +151,7 @@ def _other_jobs(command: LaunchCommand, flags: Sequence[str]) -> tuple[str, ...]
 
 def _own_flags(words: Sequence[str]) -> dict[str, Any]:
     """Return the flags of a job's program, without its launcher's and those that tell one node from another."""
+    # Two launches of one job on two nodes differ in these alone.
     start = next((place for place, word in enumerate(words) if word.endswith(".py")), 0)
     return {name: value for name, value in split_flags(words[start:]).items() if name not in OF_A_NODE}
 

@@ -295,6 +295,7 @@ def _own_layers(job: ImportedJob, layers: int, pp: int) -> list[int]:
     from layoutopt.optimizer.frameworks.stage_rule import Split
     from layoutopt.optimizer.space.stage_splits import own_split  # it loads numpy
 
+    # DeepSpeed's pipeline needs no equal stages: what does not divide is a layer more on the first ones.
     rule = _abilities(job).stage_rule
     own = own_split(rule, pp, 1, layers) if rule.split is Split.LARGER_FIRST else None
     return [] if own is None else [int(held) for held in own]

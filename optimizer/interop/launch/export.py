@@ -134,6 +134,7 @@ def fitting(layout: Layout, ctx: Context, version: str) -> Layout | None:
 
 def _leaner(layout: Layout, ctx: Context) -> Iterator[Layout]:
     """Yield the layout, then ones with every layer recomputed, and with higher ZeRO stages, as far as they launch."""
+    # What costs least first: recomputation slows a step, more shards need more traffic, both together most.
     every = tuple(replace(stage, recomputed=stage.layers, recomputed_kinds={}) for stage in layout.stages)
     again = replace(layout, recompute=Recompute(granularity=Granularity.FULL), stages=every)
     stages = [stage for stage in abilities_of(ctx.framework, ctx.release).zero if stage > layout.zero]
@@ -153,6 +154,7 @@ def _problems(
     """One line per broken rule with the nearest value, and one with the nearest layout as a whole."""
     problems = []
     for reason in reasons:
+        # The nearest layout may break with several axes at once: one that it has in common is no hint.
         value = getattr(offered, reason.axis, None) if reason.axis in _ONE_VALUE else None
         value = None if value == getattr(layout, reason.axis, None) else value
         allowed = "" if value is None else f"nearest: {reason.axis}={value}"

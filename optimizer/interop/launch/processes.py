@@ -61,6 +61,7 @@ def batch_lines(text: str) -> dict[str, int]:
     """Return what ``#SBATCH`` lines ask for, and what follows from that."""
     words: list[str] = []
     for line in _SBATCH.findall(text):
+        # shlex refuses a quote that nothing closes; other options of such a line still count.
         try:
             words += split(line, comments=True)
         except ValueError:

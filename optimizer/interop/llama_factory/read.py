@@ -70,6 +70,7 @@ def _job(fields: Fields, beside: Callable[[str], str | None], gpus: int | None) 
     # The file cannot know it: how many ranks there are is in the launcher's environment.
     said = f"the global batch is {micro_batch or '?'} * {accumulation} sequences per data-parallel rank"
     notes.append(said)
+    # USE_MCA=1 stands in the environment, which a file does not hold: degrees are in no other path's settings.
     if any(fields.data.get(key) is not None for key in MEGATRON_KEYS):
         return _megatron(fields, micro_batch, accumulation, adapter, notes, gpus)
     missing: list[str] = []

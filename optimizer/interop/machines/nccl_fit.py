@@ -83,6 +83,7 @@ def fit_collective(table: NcclTable) -> CollectiveFit:
     ``InputError`` without them, and for one rank.
     """
     rows = [row for row in table.rows if row.size_bytes > 0 and row.time_s > 0]
+    # -C 1 stops the clock when the calls have been queued, long before the data has moved.
     if table.cpu_time:
         raise input_error("times are the host's (-C 1)", "a run without -C", key=table.collective)
     if table.ranks < 2:
@@ -112,6 +113,7 @@ def _solve(rows: Sequence[NcclRow], factor: float) -> tuple[float, float]:
 
     moved = np.array([row.size_bytes * factor for row in rows])
     time = np.array([row.time_s for row in rows])
+    # Logarithms keep both above zero, and their steps even over nine decades.
     start = np.log([max(min(time[0], time[-1]), 1e-7), moved[-1] / time[-1]])
 
     def relative_error(point: np.ndarray) -> np.ndarray:
@@ -211,6 +213,7 @@ def _two_nodes(table: NcclTable) -> list[Anomaly]:
 
 def _cliffs(table: NcclTable) -> list[Anomaly]:
     found = []
+    # Below a MiB latency rules, and bandwidth jumps where NCCL changes its protocol.
     rows = [row for row in table.rows if row.size_bytes >= 2**20]
     for small, large in pairwise(rows):
         if large.size_bytes > small.size_bytes and large.busbw_bytes_per_s < CLIFF * small.busbw_bytes_per_s:

@@ -125,6 +125,7 @@ def _sections(text: str) -> list[_Section]:
 
 
 def _stripped(line: str) -> str:
+    # Several: one launcher's tag in front of another's.
     while match := _PREFIX.match(line):
         line = line[match.end() :]
     return line.strip()
@@ -224,6 +225,7 @@ def _from_file_name(file: str) -> str | None:
 
 def _ratio(rows: Sequence[NcclRow]) -> float | None:
     """Bus over algorithm bandwidth where both have the most digits."""
+    # Both are printed with two digits behind the point: of a small message the ratio would be one of rounded zeros.
     best = max(rows, key=lambda row: row.algbw_bytes_per_s)
     return best.busbw_bytes_per_s / best.algbw_bytes_per_s if best.algbw_bytes_per_s else None
 
@@ -253,6 +255,7 @@ def _inferred(section: _Section, ratio: float | None, ranks: int | None) -> str 
 
 def _ranks_from_ratio(name: str, ratio: float | None) -> int | None:
     share = None if ratio is None else ratio / 2 if name == "all_reduce" else ratio if name in RING else None
+    # Near 1 the ratio's digits no longer tell one number of ranks from another.
     if share is None or not 0 < share < 0.9995:
         return None
     return round(1 / (1 - share))
@@ -280,6 +283,7 @@ def _json_name(root: Fields) -> str:
 
 
 def _json_row(item: dict[str, Any]) -> NcclRow | None:
+    # Out of place, as in the tables: NCCL may copy less in place, and frameworks call it either way.
     half = item.get("out_of_place") or item.get("in_place")
     if not isinstance(half, dict):
         return None

@@ -36,6 +36,7 @@ _DEEPSPEED_COLUMNS = {
 def torchtitan_header(text: str) -> Columns:
     """Return GPUs, degrees, batch and length that a torchtitan log states."""
     columns: Columns = {}
+    # A mesh lists the dimensions that are larger than 1: those that it does not name have one rank.
     if sizes := _mesh(text):
         for axis in _AXES:
             columns[axis] = sizes.get(axis, 1)

@@ -29,6 +29,7 @@ _GPU = re.compile(r"GPU (\d{1,4})")
 def import_oom(text: str, file: str = "") -> tuple[OutOfMemory, ...]:
     """Read every out-of-memory message in a log. Raises ``InputError`` where there is none."""
     starts = list(_START.finditer(text))
+    # A message ends where the next one begins: ranks that die together print theirs one behind another.
     ends = [*(match.start() for match in starts[1:]), len(text)][: len(starts)]
     messages = [
         _message(match, " ".join(text[match.start() : end].split()))

@@ -92,6 +92,7 @@ def job_from_arguments(
     notes: list[str] = []
     model = megatron_model(fields, notes, command_line=command_line)
     layout = left_open(megatron_layout(fields, model, gpus, notes, layers=layers), fields)
+    # argparse keeps --fp8-format under fp8 (``dest``): flags have one name, a printed or configured namespace the other.
     fp8_key, fp4_key = ("fp8_format", "fp4_format") if command_line else ("fp8", "fp4")
     training = megatron_training(
         fields, layout, notes, fp8_key=fp8_key, fp4_key=fp4_key, command_line=command_line
@@ -211,6 +212,7 @@ def import_dump(text: str, file: str = "") -> ImportedJob:
     if padded and data.get("vocab_size") is None:
         data["vocab_size"] = int(padded[1])
     fields = Fields(data, file=file)
+    # All of some thousand arguments are printed, defaults too: none that is not read was somebody's choice.
     fields.printed = True
     return job_from_arguments(fields, fields.integer("world_size", least=1), command_line=False)
 
@@ -229,6 +231,7 @@ def printed_arguments(text: str) -> dict[str, Any]:
 
 
 def _python_value(text: str) -> Any:
+    # Megatron prints ``str`` of each value: None, True, numbers and lists as Python writes them, text without quotes.
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):

@@ -91,6 +91,7 @@ def batch_flags(target: Target) -> Flags:
     length = target.training.sequence_length
     return [
         ("--seq-length", length),
+        # Longer sequences than positions are refused, whatever kind of positions the model has (arguments.py).
         ("--max-position-embeddings", max(length, target.model.learned_positions)),
         ("--micro-batch-size", target.layout.micro_batch),
         ("--global-batch-size", target.global_batch),
@@ -196,6 +197,7 @@ def dispatch_flags(target: Target) -> Flags:
     """Expert kernels and the token dispatcher."""
     flags: Flags = [("--moe-grouped-gemm", True)]
     dispatcher = target.preset.dispatcher
+    # DeepEP refuses groups of one rank (core/transformer/moe/token_dispatcher.py).
     if not dispatcher.deduplicates or target.layout.ep == 1:
         kind = Dispatcher.ALLTOALL if dispatcher.deduplicates else dispatcher
         return [*flags, ("--moe-token-dispatcher-type", kind.value)]
@@ -272,6 +274,7 @@ def overlap_flags(target: Target) -> Flags:
     shared = target.model.moe is not None and target.model.moe.shared_ffn > 0
     return [
         ("--overlap-grad-reduce", preset.dp_overlap and layout.dp * layout.cp > 1),
+        # Refused without the distributed optimizer and without --overlap-grad-reduce (arguments.py).
         ("--overlap-param-gather", preset.param_overlap and preset.dp_overlap and layout.zero >= 1),
         ("--tp-comm-overlap", preset.tp_overlap and layout.sp),
         ("--no-overlap-p2p-communication", layout.vp > 1 and not preset.pp_overlap),
@@ -304,6 +307,7 @@ def graph_flags(target: Target) -> Flags:
     ]
     return [
         *(own if release >= (0, 18) else older),
+        # A check asks the host in the middle of what the graph holds: arguments.py wants it off.
         ("--no-check-for-nan-in-loss-and-grad", True),
         ("--te-rng-tracker", True),
     ]
@@ -333,6 +337,7 @@ def precision_flags(target: Target, notes: list[str]) -> Flags:
         flags.append(("--fp4-format", "e2m1"))
     elif precision in (Precision.FP8, Precision.MXFP8):
         recipe = target.framework.record.fp8_recipes[fp8_recipe(target, notes)]
+        # One scale a tensor leaves gradients too narrow for e4m3, which is why hybrid has e5m2 for them; blocks do not.
         flags.append(("--fp8-format", "e4m3" if recipe in {"blockwise", "mxfp8"} else "hybrid"))
         if target.release >= (0, 12):
             flags.append(("--fp8-recipe", recipe))
@@ -357,6 +362,7 @@ def checkpoint_flags(target: Target) -> Flags:
     kind = "fsdp_dtensor" if target.layout.zero >= 2 and target.release >= (0, 14) else "torch_dist"
     asynchronous = ckpt is not None and ckpt.asynchronous and target.release >= (0, 7)
     return [
+        # Needs no files, so that the launch runs as it is; the vocabulary is the model's, which decides the price.
         ("--tokenizer-type", "NullTokenizer"),
         ("--vocab-size", target.model.vocab),
         ("--mock-data", True),
@@ -373,6 +379,7 @@ def memory_check(target: Target, words: list[list[list[str]]]) -> str:
     if target.release < (0, 16):
         return "none: --fake-process-group came with core 0.16"
     env = f"WORLD_SIZE={target.layout.gpus} RANK=0 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=29500"
+    # One rank's checkpoint of a job that never ran is of no use, and would stand where the real one is saved.
     saving = {"--save", "--save-interval", "--async-save", "--use-persistent-ckpt-worker"}
     flags = [group for section in words for group in section if group[0] not in saving]
     flags = [["--train-iters", "2"] if group[0] == "--train-iters" else group for group in flags]

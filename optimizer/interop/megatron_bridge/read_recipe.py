@@ -89,6 +89,7 @@ def _root_of(path: Path) -> Path:
     """Return the folder that holds the package a recipe is part of, its own folder where there is none."""
     whole = path.resolve()
     parts = whole.parts[:-1]
+    # The last one: a checkout may itself lie in a folder called megatron or nemo.
     places = [place for place, part in enumerate(parts) if part in PACKAGES]
     return Path(*parts[: places[-1]]) if places else whole.parent
 
@@ -107,6 +108,7 @@ class _Reader(PythonReader):
             return self.files[place]
         # Set before it is read: files that import each other would be read without end.
         self.files[place] = None
+        # An import that leads out of the checkout is of an installed package, or of somebody's home folder.
         if len(self.files) > MAX_FILES or not place.is_file() or not place.is_relative_to(self.root):
             return None
         tree = parse_python(document.read_text(place, max_bytes=MAX_BYTES), place.name)
@@ -169,6 +171,7 @@ class _Reader(PythonReader):
             if isinstance(holder, dict) and not name[:1].isupper():
                 if name != "copy":
                     return hole(f"{name}(...)")
+                # Counted first: copies of copies grow with the power of two of a few lines.
                 self.count(size(holder, self.file))
                 return deepcopy(holder)
             if isinstance(holder, list) and name in ("append", "extend") and len(arguments) == 1:

@@ -185,6 +185,7 @@ def model_overrides(target: Target, notes: list[str]) -> Overrides:
         ("share_embeddings_and_output_weights", model.tied_embeddings),
         ("add_bias_linear", model.attention_bias),
         ("add_qkv_bias", model.qkv_bias and not model.attention_bias),
+        # Megatron has the norms of MLA's latents under this switch too.
         ("qk_layernorm", model.qk_norm or model.mla is not None),
         ("softmax_type", sinks(target, notes)),
         ("position_embedding_type", "learned_absolute" if model.learned_positions else "rope"),
@@ -228,7 +229,7 @@ def window_overrides(model: ModelSpec) -> Overrides:
         return [("window_size", None), ("window_attn_skip_freq", None)]
     length, marks = found
     return [
-        ("window_size", [length - 1, 0]),
+        ("window_size", [length - 1, 0]),  # to the left and right of the query, which is not counted itself
         ("window_attn_skip_freq", None if all(marks) else [int(mark) for mark in marks]),
     ]
 
@@ -236,6 +237,7 @@ def window_overrides(model: ModelSpec) -> Overrides:
 def moe_overrides(target: Target) -> Overrides:
     """Experts, router and dispatcher."""
     model, moe = target.model, target.model.moe
+    # Written, since the nearest recipe may be one of experts.
     if moe is None:
         return [("num_moe_experts", None)]
     sparse = [int(shape.mlp is Mlp.MOE) for shape in model.shapes]

@@ -84,6 +84,7 @@ def import_primus(text: str, file: str = "", outside: Outside | None = None) -> 
         data = parse_yaml(launch.text, launch.name)
         return _job(data, launch.name, launch.command.environment, launch.overrides, launch.gpus)
 
+    # Variables that the script sets for the experiment are asked for by name: a command's whole environment is not kept.
     names = tuple(dict.fromkeys((*ENVIRONMENT, *_VARIABLE_NAME.findall(text))))
     return read_config_launch(text, SIGNS, _named, build, file, outside, names)
 

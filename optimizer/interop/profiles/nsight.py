@@ -36,6 +36,7 @@ WANTED = "a report of Nsight Systems: nsys export --type sqlite REPORT.nsys-rep"
 TO_HOST, FROM_HOST = 2, 1
 """``copyKind`` of device to host and host to device (ENUM_CUDA_MEMCPY_OPER)."""
 
+# A global id holds hardware, virtual machine, process and thread, 24 bits for each of the last two.
 _PROCESS = "((cast({0} as integer) >> 24) & 16777215)"
 
 
@@ -191,6 +192,7 @@ class _Report:
 
     def names(self) -> tuple[str, ...]:
         """Return all texts, by number."""
+        # SQLite's columns hold any type whatever they declare: a text may be a number or null in a damaged report.
         rows = dict(self.base.execute("select id, cast(coalesce(value, '') as text) from StringIds"))
         return tuple(rows.get(number, "") for number in range(max(rows, default=-1) + 1))
 

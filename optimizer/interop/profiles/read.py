@@ -67,6 +67,7 @@ def read_run(
         report = None if on_progress is None else (lambda share, name=path.name: on_progress(name, share))
         first = beginning(path, NOTHING)
         if first.startswith(SQLITE):
+            # SQLite reads pages in any order, which a compressed file does not give.
             if is_compressed(path):
                 what = "is a compressed report"
                 raise input_error(what, f"the report unpacked: gunzip {path.name}", file=str(path))
@@ -91,6 +92,7 @@ def _require_matched(options: ProfileOptions, profiles: Sequence[RankProfile]) -
     """Raise ``InputError`` for an axis that is told of no group and no kind of call of any profile."""
     told = {group.description or group.name for one in profiles for group in one.groups}
     kinds = {kind for one in profiles for kind in one.kinds}
+    # A name that is mistyped would change nothing and be believed.
     known = told | kinds | {group.name for one in profiles for group in one.groups}
     if unknown := [name for name in options.axes if name not in known]:
         shown = ", ".join(sorted(told | kinds)[:MOST_SHOWN]) or "the profiles have none"
@@ -154,6 +156,7 @@ def read_log(path: Path, on_progress: OnProgress | None = None) -> LoggedProfile
     """Read a trainer's log. Raises ``InputError`` in one line for what is none, has no whole step, or is of several jobs."""
     text = "\n".join(_lines(path, on_progress))
     file = str(path)
+    # A job that restarts prints its sizes again; other sizes are another job, whose steps would be mixed in.
     headers = dict.fromkeys(_HEADER.findall(text))
     if len(headers) > 1:
         raise input_error(f"holds the logs of {len(headers)} jobs", "the log of one job", file=file)

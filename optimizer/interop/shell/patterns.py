@@ -124,6 +124,7 @@ def _grouped(glob: str) -> str | None:
 
 
 def _group(mark: str, inner: str, *, last: bool) -> str | None:
+    # A repeat in a repeat is tried in every way to share a text out between the two, which takes for ever.
     if re.search(r"[*+]", inner) and mark in "*+":
         return None
     ways = [_grouped(way) for way in _ways(inner)]
@@ -199,6 +200,7 @@ def _replaced(text: str, glob: str, new: str, *, every: bool) -> str | None:
     result, at = [], 0
     while at < len(text):
         end = None
+        # Of all that matches at a place bash replaces the longest.
         for stop in range(len(text), at, -1):
             match = glob_matches(text[at:stop], glob)
             if match is None:
@@ -325,4 +327,4 @@ def _span(text: str) -> list[str] | None:  # {a..e} and {1..9..2}; None for {x},
 def _steps(first: int, last: int, step: str | None) -> range:
     size = abs(int(step or 1)) or 1
     ends = range(first, last + 1, size) if first <= last else range(first, last - 1, -size)
-    return ends[: MAX_WORDS + 1]
+    return ends[: MAX_WORDS + 1]  # one more than is allowed shows the caller that there are too many

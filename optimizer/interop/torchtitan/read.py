@@ -210,6 +210,7 @@ def _left_open(layout: PartialLayout, parallelism: _Section) -> PartialLayout:
 
 def _over(parallelism: _Section, gpus: int | None) -> _Section:
     """Put the number that a launcher's GPUs leave in place of a shard degree of -1."""
+    # -1 takes what the other degrees leave of the world (parallel_dims.py), which the file itself does not know.
     key = "data_parallel_shard_degree"
     axes = ("tensor_parallel", "context_parallel", "pipeline_parallel", "data_parallel_replicate")
     others = prod(parallelism.count(f"{axis}_degree") for axis in axes)
@@ -272,6 +273,7 @@ def _layout(
     zero = _zero(parallelism, shard if dp else None, cp, pp, notes)
     ep = parallelism.count("expert_parallel_degree")
     etp = parallelism.count("expert_tensor_parallel_degree") if era != "C" and ep != 1 else 1
+    # Up to v0.2.2 tensor parallelism always splits the sequence too; later there is a switch, on unless stated.
     sp = era == "A" or parallelism.flag("enable_sequence_parallel") is not False
     layout = PartialLayout(
         tp=tp,
