@@ -95,22 +95,13 @@ class Lines(Silent):
             say(self._text(state))
 
 
-class LiveLine(Silent):
-    """Keeps one line up to date and removes it at the end."""
+class LiveText:
+    """A line on stderr that is drawn anew, and gone at the end of the context."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._live: Live | None = None
+    _live: Live | None = None
 
-    def update(self, state: Progress) -> None:
-        """Redraw the line, at most ten times a second."""
-        if not self._due(LIVE_EVERY_S):
-            return
-        # Started at the first state that is due: a search that is over at once shows nothing.
-        if self._live is None:
-            self._live = live_line()
-            self._live.start()
-        self._live.update(self._text(state), refresh=True)
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -118,6 +109,22 @@ class LiveLine(Silent):
         """Remove the line."""
         if self._live is not None:
             self._live.stop()
+
+    def _draw(self, text: str) -> None:
+        # Started at the first text: what is over at once shows nothing.
+        if self._live is None:
+            self._live = live_line()
+            self._live.start()
+        self._live.update(printable(text), refresh=True)
+
+
+class LiveLine(LiveText, Silent):
+    """Keeps one line up to date and removes it at the end."""
+
+    def update(self, state: Progress) -> None:
+        """Redraw the line, at most ten times a second."""
+        if self._due(LIVE_EVERY_S):
+            self._draw(self._text(state))
 
 
 def progress_printer(*, quiet: bool, verbose: bool) -> Silent:
@@ -150,25 +157,14 @@ def sweep_progress_text(state: SweepProgress) -> str:
     return "  ".join(words)
 
 
-class SweepProgressPrinter:
+class SweepProgressPrinter(LiveText):
     """Shows progress as wanted; ``update`` may be called for every point."""
 
     def __init__(self, *, quiet: bool, verbose: bool) -> None:
         self._live_wanted = not quiet and sys.stderr.isatty()
         self._lines_wanted = not quiet and not self._live_wanted and verbose
-        self._live: Live | None = None
         self._last = -SWEEP_LINE_EVERY_S
         self._waits_unsaid = not quiet
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Remove the bar."""
-        if self._live is not None:
-            self._live.stop()
 
     def update(self, state: SweepProgress) -> None:
         """Show a state if it is due; the last one always is."""
@@ -187,12 +183,6 @@ class SweepProgressPrinter:
             say(sweep_progress_text(state))
         elif self._live_wanted:
             self._draw(sweep_progress_text(state))
-
-    def _draw(self, text: str) -> None:
-        if self._live is None:
-            self._live = live_line()
-            self._live.start()
-        self._live.update(printable(text), refresh=True)
 
 
 @contextmanager

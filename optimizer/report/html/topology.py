@@ -50,13 +50,13 @@ class Crossing:
 class PlacedLevel:
     """One level of the network with the axes whose groups it joins, innermost axis first."""
 
-    name: str
-    gpus: int
-    part_gpus: int
-    blocks: int
-    bytes_per_s: float
-    oversubscription: float
+    row: LevelRow
     crossings: tuple[Crossing, ...]
+
+    @property
+    def name(self) -> str:
+        """The level's name for people."""
+        return "NVLink" if self.row.name == NVLINK else self.row.name
 
 
 def placed_levels(chosen: Layout, cluster: ClusterSpec) -> tuple[PlacedLevel, ...]:
@@ -94,15 +94,7 @@ def _placed(
             # Blocks that cut groups unevenly hold more of some than of others.
             even = most[axis][index] == members and (index == 0 or most[axis][index - 1] == inside)
             crossings.append(Crossing(axis=axis, factor=members / inside, members=members, even=even))
-    return PlacedLevel(
-        name=level.name,
-        gpus=level.gpus,
-        part_gpus=level.part_gpus,
-        blocks=level.blocks,
-        bytes_per_s=level.bytes_per_s,
-        oversubscription=level.oversubscription,
-        crossings=tuple(crossings),
-    )
+    return PlacedLevel(row=level, crossings=tuple(crossings))
 
 
 def topology_chart(chosen: Layout, estimate: Estimate, cluster: ClusterSpec) -> Chart:
@@ -126,13 +118,8 @@ def topology_message(levels: Sequence[PlacedLevel]) -> str:
     words = []
     for level in levels:
         axes = ", ".join(crossing.axis.upper() for crossing in level.crossings)
-        words.append(f"{level_name(level.name)} carries {axes or 'nothing'}")
+        words.append(f"{level.name} carries {axes or 'nothing'}")
     return f"{'; '.join(words) or 'One GPU, no links'}."
-
-
-def level_name(name: str) -> str:
-    """Write a level's name as people do."""
-    return "NVLink" if name == NVLINK else name
 
 
 def factor_words(crossing: Crossing) -> str:
@@ -145,22 +132,22 @@ def _boxes(levels: Sequence[PlacedLevel], chosen: Layout, cluster: ClusterSpec) 
     inner = _gpus(chosen, cluster)
     for level in levels:
         head = [
-            element("b", level_name(level.name)),
-            element("span", f"{level.gpus:,} GPUs{_count(level)}"),
-            element("span", _speed(level)),
+            element("b", level.name),
+            element("span", f"{level.row.gpus:,} GPUs{_count(level.row)}"),
+            element("span", _speed(level.row)),
         ]
-        many = " many" if level.blocks > 1 else ""
+        many = " many" if level.row.blocks > 1 else ""
         inner = element(
             "div", element("div", *head, class_="head"), _chips(level), inner, class_=f"box{many}"
         )
     return inner
 
 
-def _count(level: PlacedLevel) -> str:
+def _count(level: LevelRow) -> str:
     return f", {level.blocks:,} of these" if level.blocks > 1 else ""
 
 
-def _speed(level: PlacedLevel) -> str:
+def _speed(level: LevelRow) -> str:
     over = (
         f", {format_oversubscription(level.oversubscription)} oversubscribed"
         if level.oversubscription > 1
@@ -212,7 +199,7 @@ def _table(levels: Sequence[PlacedLevel], chosen: Layout, estimate: Estimate) ->
     rows = []
     for axis in shown_axes(chosen):
         where = [
-            f"{level_name(level.name)} {factor_words(crossing)}"
+            f"{level.name} {factor_words(crossing)}"
             for level in levels
             for crossing in level.crossings
             if crossing.axis == axis
