@@ -272,6 +272,7 @@ def _traffic(found: Findings) -> Iterator[Cause]:
             sum(both) for both in zip(*(_own_s(found.expected, one) for one in mine), strict=True)
         )
         hidden = 1 - exposed_s / busy_s if busy_s else 0.0
+        # Less than half, and clearly less than the plan reckons with: some traffic can't be hidden by anything.
         if hidden < min(HIDDEN, _predicted_hidden(found, components, price_s) - LESS_HIDDEN):
             where = "after the last backward kernel" if axis is Axis.DP else "where layers wait for it"
             yield cause(

@@ -228,6 +228,7 @@ def _passes(log: _Log) -> Iterator[Cause]:
     """Backward that is slower than forward recomputes; both slow alike is speed."""
     forward, backward = log.row(LoggedSpan.FORWARD), log.row(LoggedSpan.BACKWARD)
     if forward is None or backward is None or not forward.ratio or not backward.ratio:
+        # Where a log does not tell the directions apart, only their sum can be judged.
         both = [row for row in log.apart.rows if LoggedSpan.FORWARD in row.spans]
         yield from (
             _slow(row.words, row.ratio, row.gap_s) for row in both if row.ratio and row.ratio > LEAST_RATIO

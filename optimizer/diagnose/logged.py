@@ -238,6 +238,7 @@ def _told(profile: LoggedProfile, step_s: float) -> list[tuple[tuple[LoggedSpan,
     """
     table = _table().get(profile.trainer, {})
     known = [name for name in profile.timers_s if name in table]
+    # None stands for the step itself: what no timer takes is left there.
     left: dict[str | None, float] = {None: step_s} | {name: profile.mean_s(name) for name in known}
     holds: dict[str | None, set[LoggedSpan]] = {None: set(LoggedSpan)} | {
         name: set(map(LoggedSpan, table[name]["holds"])) for name in known

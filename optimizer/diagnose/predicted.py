@@ -151,6 +151,7 @@ def _split(component: Component, seconds: float, kernels: dict[str, float] | Non
     if kernels is None:
         return {Label(component, MAIN_PART.get(component, Activity.TRANSFER)): seconds}
     total = sum(kernels.values())
+    # Without kernels in the list the component keeps its seconds, of no known kind.
     if not total:
         return {Label(component, Activity.OTHER): seconds}
     return {Label(component, Activity(name)): seconds * own / total for name, own in kernels.items() if own}

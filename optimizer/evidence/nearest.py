@@ -64,6 +64,7 @@ def settings_of(run: MeasuredRun) -> dict[str, Any]:
     """Return in which switches of the preset a row's trainer is known to differ from what it is priced as."""
     named = _table()["frameworks"].get((run.framework or "").lower(), {})
     found: dict[str, Any] = dict(named.get("set", {}))
+    # A publication says more of its runs than the name of its trainer does: what it sets wins.
     for entry in _table()["publications"]:
         if entry["phrase"] in (run.source or "") and (run.n_gpus or 0) >= entry.get("from_gpus", 0):
             found |= entry["set"]

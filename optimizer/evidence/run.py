@@ -15,6 +15,7 @@ LARGEST_COUNT = 10**12
 """Above any count in a training run: a larger number in a cell is a typing error."""
 
 LARGEST_NUMBER = 1e15
+# No signs, separators or units: a cell says one number, or is refused.
 _INTEGER = re.compile(r"\d{1,13}")
 _NUMBER = re.compile(r"\d{1,15}(\.\d{0,20})?([eE][+-]?\d{1,2})?|\.\d{1,20}")
 _MLA_KEYS = {

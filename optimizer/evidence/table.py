@@ -69,6 +69,7 @@ def _decode(data: bytes, file: str) -> str:
 
 def _records(text: str, file: str) -> Iterator[tuple[int, list[str]]]:
     """Yield (first line, cells) of every record that isn't blank."""
+    # Strict, or a quote that is never closed would swallow the rest of the table without a word.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     while True:
         line = reader.line_num + 1

@@ -79,6 +79,7 @@ def _durations(pipeline: Pipeline, graph: Graph, work: StageWork) -> FloatArray:
     by_kind = np.stack(stage_times(pipeline, work))
     hop = by_rank(pipeline, work.hop_s, "hop_s")
     rank, kind, chunk = graph.op_columns[:3]
+    # Two columns also where there is no transfer at all.
     links = np.array([hop[:2] for hop in graph.transfers + graph.sends], dtype=np.int64).reshape(-1, 2)
     # A gradient goes back over the link by which its activation came.
     low, high = links.min(axis=1), links.max(axis=1)
@@ -144,6 +145,7 @@ def _operations(graph: Graph, start_s: FloatArray, end_s: FloatArray) -> Operati
 
 
 def _transfers(graph: Graph, start_s: FloatArray, end_s: FloatArray) -> Transfers:
+    # Five columns also where there is no transfer at all.
     source, target, chunk, micro_batch, gradient = np.array(graph.transfers, dtype=np.int64).reshape(-1, 5).T
     return Transfers(
         source=source,

@@ -65,6 +65,7 @@ class MemoryOverTime:
         """Return (seconds, bytes): the most that is held in each of ``points`` equal stretches of the step."""
         edges = np.linspace(0.0, until_s, points + 1)
         before = np.searchsorted(self.time_s, edges[:-1], side="right") - 1
+        # What is held when a stretch begins counts in it, also where nothing changes within.
         most = np.where(before >= 0, self.held_bytes[np.maximum(before, 0)], self.held_bytes.min())
         stretch = np.clip(np.searchsorted(edges, self.time_s, side="right") - 1, 0, points - 1)
         np.maximum.at(most, stretch, self.held_bytes)

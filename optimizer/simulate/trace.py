@@ -101,6 +101,7 @@ def _communication(result: SimulationResult) -> Iterator[Event]:
     for source, target, chunk, i, gradient, start_s, end_s in zip(
         *(column.tolist() for column in (*columns, moved.start_s, moved.end_s)), strict=True
     ):
+        # A transfer of no time would be a slice of no width.
         if end_s > start_s:
             name = f"{'B' if gradient else 'F'}{chunk}.{i} to stage {target}"
             sent.setdefault(source, []).append((start_s, end_s, name))

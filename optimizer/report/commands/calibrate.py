@@ -163,6 +163,7 @@ def _write_benchmarked(
         raise input_error(
             "tells no constant", "collectives of more than one GPU of this cluster", key="--nccl"
         )
+    # As a fit's values are checked: a log may be of other links than this cluster's.
     check_values({name: entry.value for name, entry in values.items()})
     lines = [f"{name} = {entry.value:.4g}: {entry.source}" for name, entry in sorted(values.items())]
     text = cluster_text(machine, values, lines, (), name=calibrated_name(machine))

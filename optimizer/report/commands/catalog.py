@@ -22,6 +22,7 @@ def command(kind: str, search: str, output: OutputOptions) -> None:
     elif search:
         raise input_error(f"{kind[:60]!r} is no kind", ", ".join(KINDS), key="catalog")
     else:
+        # A single word that is no kind is looked for in all of them.
         found = find_catalog(KINDS, kind)
     if output.json:
         from layoutopt.optimizer.report.json_forms import to_plain

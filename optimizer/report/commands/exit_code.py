@@ -22,6 +22,7 @@ class ExitCode(IntEnum):
 
 OF_VERDICT = {
     "fits": ExitCode.OK,
+    # It runs, and how near the limit is stands in the answer.
     "borderline": ExitCode.OK,
     "does_not_fit": ExitCode.REJECTED,
     "invalid": ExitCode.REJECTED,

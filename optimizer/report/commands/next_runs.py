@@ -131,6 +131,7 @@ def _readings(given: Sequence[str]) -> dict[int, float]:
 def _reading(text: str) -> tuple[int, float] | None:
     """Read ``N=SECONDS``, N from 1; None for anything that does not begin so, the name of a table."""
     place, equals, seconds = text.partition("=")
+    # A file's name may hold an equals sign: only a number before it makes a reading.
     if not equals or not re.fullmatch("[0-9]+", place):
         return None
     try:

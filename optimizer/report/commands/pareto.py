@@ -104,6 +104,7 @@ def command(
         print_tables(front_table(front, judged, sure))
     _draw(front, title, judged, sure, drawing, output)
     if not front.points:
+        # Without a point a complete search has proven that there is none.
         return ExitCode.REJECTED if front.complete else ExitCode.STOPPED
     return ExitCode.OK if front.proven else ExitCode.STOPPED
 

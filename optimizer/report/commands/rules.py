@@ -33,6 +33,7 @@ def command(search: str, framework: str, software: str | None, output: OutputOpt
 
     trainer = framework_named(framework)
     release = parse_release(trainer, software)
+    # As the search asks them: a rule of another release decides nothing.
     known = [rule for rule in RULES if trainer in rule.frameworks and rule.since <= release < rule.until]
     found = [rule for rule in known if search.lower() in rule.name]
     if not found:

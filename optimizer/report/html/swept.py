@@ -78,6 +78,7 @@ def sweep_sections(
         if remarks:
             yield Section(title=f"{name}remarks".capitalize(), blocks=[bullets(_cut(remarks))])
     if rows:
+        # Open: the layouts are what was asked for.
         answers = element(
             "details", element("summary", f"{len(rows):,} answers"), table(_answers(rows)), open=True
         )

@@ -98,6 +98,7 @@ def _causes(causes: tuple[Cause, ...], apart: StepDifference[Any]) -> Iterator[R
         lines = [*cause.evidence, *([f"try: {cause.remedy}"] if cause.remedy else [])]
         title = "Causes" if place == 0 else ""
         body = (Text(f"{place + 1}. {cause.words} ({format_seconds(cause.seconds)})"), bullets(lines))
+        # One heading over all of them: the others stand under it, indented alike.
         yield section(title, *body) if title else Group(*(section("", *body).renderables[2:]))
 
 

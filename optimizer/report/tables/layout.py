@@ -77,6 +77,7 @@ def stage_rows(layout: Layout) -> tuple[list[str], list[list[str]], list[int]]:
     mixed = len({name for stage in layout.stages for name, count in stage.kinds.items() if count}) > 1
     rows = [_rank_row([s for s in layout.stages if s.rank == rank], mixed=mixed) for rank in range(layout.pp)]
     names = ["ranks", "layers", "recomputed", "chunks", "holds"]
+    # Columns that would be empty are left out: the answer has to stand on one screen.
     used = [0, 1, 2] + ([3] if layout.vp > 1 else []) + ([4] if any(row[3] for row in rows) else [])
     body = [[row[column] for column in used] for row in grouped_ranks(rows)]
     return [names[column] for column in used], body, [used.index(c) for c in used if c in (0, 3, 4)]

@@ -71,6 +71,7 @@ def proof_pairs(plan: Plan) -> list[tuple[str, str]]:
 def _rest(plan: Plan) -> tuple[str, str]:
     """Name the tuples that were neither solved nor found too large for the memory."""
     count = plan.certificate.removed_by_bound
+    # A search that was stopped has looked at some of the rest alone, and can't claim that none is faster.
     if plan.status.value == "stopped":
         return "the rest", f"{count:,} cannot be faster, or were not examined"
     return "by bound", f"{count:,} cannot be faster"

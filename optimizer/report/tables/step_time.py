@@ -28,6 +28,7 @@ def breakdown_table(estimate: Estimate) -> Table:
     """Show the components that sum to the step time, each with its share."""
     step = estimate.step_time_s
     parts = [(name, value) for name, value in estimate.breakdown_s.items() if value > 0]
+    # Bars are measured by the largest part: by the step the smaller ones would have none.
     largest = max((value for _, value in parts), default=1.0)
     rows = [
         (
@@ -130,6 +131,7 @@ def _ranks(found: LayoutSimulation) -> RenderableType:
 
 def _bars(found: LayoutSimulation, rank: int) -> str:
     _, held = found.result.memory[rank].sampled(found.result.makespan_s, WIDTH)
+    # By the rank's own peak: how full ranks are stands beside it in numbers.
     peak = float(held.max())
     top = len(BARS) - 1
     return "".join(BARS[round(top * value / peak)] for value in held.tolist()) if peak else ""
