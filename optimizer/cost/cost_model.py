@@ -227,7 +227,7 @@ class CostModel:
         )
 
     def hop_s(self, batch: LayoutBatch, groups: MeshGroups) -> FloatArray:
-        """Exposed seconds of one transfer between neighbouring stages."""
+        """Exposed seconds (n,) of one transfer between neighbouring stages."""
         if self.ideal:
             return np.zeros(len(batch))
         return self.topology.p2p_s(self.boundary_bytes(batch), groups.pp) * self.constants["pp_exposed"]
