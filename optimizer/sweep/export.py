@@ -14,7 +14,7 @@ from layoutopt.optimizer.sweep.nested import NESTED_COLUMNS, best_within
 from layoutopt.optimizer.sweep.rows import COLUMNS, EXPORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import IO
 
@@ -36,11 +36,16 @@ def export_rows(
     unknown = [name for name in where or {} if name not in EXPORTED]
     if unknown:
         raise input_error(f"no column {unknown[0]!r}", ", ".join(EXPORTED), key="where")
-    names = EXPORTED + (NESTED_COLUMNS if nested else ())
+    names = columns_of(nested=nested)
     rows: Iterable[Row] = best_within(store.rows()) if nested else store.rows()
     for row in rows:
         if all(str(row[name]) == str(value) for name, value in (where or {}).items()):
             yield {name: row[name] for name in names}
+
+
+def columns_of(*, nested: bool) -> tuple[str, ...]:
+    """Return the columns that ``export_rows`` gives."""
+    return EXPORTED + (NESTED_COLUMNS if nested else ())
 
 
 def format_of(path: Path, named: str | None = None) -> str:
@@ -51,24 +56,24 @@ def format_of(path: Path, named: str | None = None) -> str:
     return chosen
 
 
-def write_rows(rows: Iterable[Row], path: Path, kind: str) -> int:
-    """Write rows to a file; returns their number.
+def write_rows(rows: Iterable[Row], path: Path, kind: str, names: Sequence[str] = EXPORTED) -> int:
+    """Write rows to a file, which has the columns ``names`` where there are none; returns their number.
 
     The file appears whole or not at all. Raises ``InputError`` when it can't be written, or for Parquet
     without pyarrow.
     """
     if kind == "parquet":
-        return _write_parquet(rows, path)
+        return _write_parquet(rows, path, names)
     with open_for_writing(path, key="file") as binary:
         file = TextIOWrapper(binary, "utf-8", newline="")
-        count = write_text(rows, file, kind)
+        count = write_text(rows, file, kind, names)
         file.detach()  # flushed, and left open to be synced
     return count
 
 
-def write_text(rows: Iterable[Row], file: IO[str], kind: str) -> int:
+def write_text(rows: Iterable[Row], file: IO[str], kind: str, names: Sequence[str] = EXPORTED) -> int:
     """Write rows as CSV (numbers in full, nothing for None) or as a JSON list with one row per line."""
-    return _write_csv(rows, file) if kind == "csv" else _write_json(rows, file)
+    return _write_csv(rows, file, names) if kind == "csv" else _write_json(rows, file)
 
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
@@ -84,7 +89,7 @@ def _cell(value: Any) -> Any:
     return safe.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _write_csv(rows: Iterable[Row], file: IO[str]) -> int:
+def _write_csv(rows: Iterable[Row], file: IO[str], names: Sequence[str]) -> int:
     writer, count = None, 0
     for row in rows:
         if writer is None:
@@ -93,7 +98,7 @@ def _write_csv(rows: Iterable[Row], file: IO[str]) -> int:
         writer.writerow({name: _cell(value) for name, value in row.items()})
         count += 1
     if writer is None:
-        csv.writer(file, lineterminator="\n").writerow(EXPORTED)
+        csv.writer(file, lineterminator="\n").writerow(names)
     return count
 
 
@@ -107,13 +112,13 @@ def _write_json(rows: Iterable[Row], file: IO[str]) -> int:
     return count
 
 
-def _write_parquet(rows: Iterable[Row], path: Path) -> int:
+def _write_parquet(rows: Iterable[Row], path: Path, names: Sequence[str]) -> int:
     try:
         pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
         raise input_error(MISSING_PYARROW, "pip install pyarrow, or --format csv", key="format") from None
     listed = list(rows)
-    names = list(listed[0]) if listed else list(EXPORTED)
+    names = list(listed[0]) if listed else names
     kinds = {"TEXT": pyarrow.string(), "INTEGER": pyarrow.int64(), "REAL": pyarrow.float64()}
     nested = {"used_gpus": "INTEGER", "nested_step_time_s": "REAL"}
     # Stated, not guessed from the cells: a column that no row fills would come out as one of nulls without a type.

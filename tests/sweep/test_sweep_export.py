@@ -11,7 +11,8 @@ import pytest
 
 from layoutopt.optimizer.report.json_forms import plan_to_plain
 from layoutopt.optimizer.specs.errors import InputError
-from layoutopt.optimizer.sweep.export import MISSING_PYARROW, export_rows, format_of, write_rows
+from layoutopt.optimizer.sweep.export import MISSING_PYARROW, columns_of, export_rows, format_of, write_rows
+from layoutopt.optimizer.sweep.nested import NESTED_COLUMNS
 from layoutopt.optimizer.sweep.rows import EXPORTED
 from layoutopt.optimizer.sweep.run import run_sweep
 from layoutopt.optimizer.sweep.store import SweepStore
@@ -63,6 +64,13 @@ def test_empty_exports_are_valid(tmp_path: Path, kind: str, text: str) -> None:
     with SweepStore(tmp_path / "s.db") as empty:
         assert write_rows(export_rows(empty), tmp_path / "out", kind) == 0
     assert (tmp_path / "out").read_text() == text
+
+
+def test_an_export_without_rows_has_the_nested_columns_that_were_asked_for(tmp_path: Path) -> None:
+    """Whoever reads the file by its columns finds them, whether or not a row met the conditions."""
+    names = columns_of(nested=True)
+    assert write_rows([], tmp_path / "a.csv", "csv", names) == 0
+    assert (tmp_path / "a.csv").read_text() == ",".join((*EXPORTED, *NESTED_COLUMNS)) + "\n"
 
 
 def test_parquet_needs_pyarrow(tmp_path: Path, store: SweepStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ def export(
     store: Path, file: Path | None, kind: str | None, where: tuple[str, ...], nested: bool
 ) -> ExitCode:
     """Write the rows of a store as CSV, JSON or Parquet."""
-    from layoutopt.optimizer.sweep.export import export_rows, format_of, write_rows, write_text
+    from layoutopt.optimizer.sweep.export import columns_of, export_rows, format_of, write_rows, write_text
     from layoutopt.optimizer.sweep.store import SweepStore
 
     with named(format="--format" if kind else OUTPUT):
@@ -177,13 +177,13 @@ def export(
         SweepStore(store, create=False, read_only=True) as opened,
         named(where="--where", format="--format", file=OUTPUT),
     ):
-        rows = export_rows(opened, where=_conditions(where), nested=nested)
+        rows, names = export_rows(opened, where=_conditions(where), nested=nested), columns_of(nested=nested)
         if file is None:
             text = StringIO()
-            write_text(rows, text, chosen)
+            write_text(rows, text, chosen, names)
             print_document(text.getvalue())
         else:
-            say(f"wrote {write_rows(rows, file, chosen):,} rows to {file}")
+            say(f"wrote {write_rows(rows, file, chosen, names):,} rows to {file}")
     return ExitCode.OK
 
 
