@@ -133,6 +133,7 @@ class BlockFile(FileModel):
 
     def _shape(self, kind: LayerShape) -> LayerShape:
         """Give a kind this entry's width and, if it has attention, its mask."""
+        # An entry's pattern may mix kinds: its width is for those that have a dense MLP, its window for those that attend.
         ffn = (self.ffn or 0) if kind.mlp is Mlp.DENSE else 0
         if kind.mixer is not Mixer.ATTENTION:
             return replace(kind, ffn=ffn)
@@ -158,6 +159,7 @@ SAME = (
 
 
 def _read_layer_norms(value: Any) -> int:
+    # No published layer has 3; ``type`` refuses true, which Python takes for 1.
     if type(value) is int and value in (1, 2, 4):
         return value
     raise input_error(f"{shown(value)} norms per layer", "2, 1 (one that attention and MLP share) or 4")

@@ -52,6 +52,7 @@ def as_kind_error(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return read(value)
         except InputError as error:
+            # pydantic goes on with the other fields after an error of its own, and shows what it was handed in ``ctx``.
             problem = error.problems[0]
             context = {"what": problem.what, "allowed": problem.allowed}
             raise PydanticCustomError("kind", "{what}", context) from None
@@ -73,6 +74,7 @@ def whole(
     def read(value: Any) -> int:
         """Read a whole number in the range."""
         number = whole_number(value, dimension)
+        # "16M tokens" under a key that counts sequences is a number under the wrong key, not a wrong number.
         if number is None and tokens_key and (tokens := whole_number(value, TOKENS)) is not None:
             raise input_error(f"{shown(value)} counts tokens", f"{tokens_key}: {format_count(tokens)}")
         if number is None:
@@ -81,6 +83,7 @@ def whole(
             raise input_error(f"{shown(value)} is out of range", f"a whole number from {least} to {most}")
         return number
 
+    # Editors that know the schema would underline "8Ki" without the text's form.
     integer = {"type": "integer", "minimum": least, "maximum": most}
     return FieldKind(read=read, schema={"anyOf": [integer, {"type": "string", "pattern": COUNT_TEXT}]})
 
@@ -120,6 +123,7 @@ SWITCH = FieldKind(read=_read_switch, schema={"type": "boolean"})
 
 
 def _read_line(value: Any) -> str:
+    # YAML reads a name of digits as a number, and 007 would come out as 7.
     if not isinstance(value, str):
         raise input_error(f"{shown(value)} is not text", "text; put numbers in quotes")
     require_name(value, key="")

@@ -96,6 +96,7 @@ def _check_groups(given: PartialFields) -> Iterator[Finding]:
     if groups and given.experts and given.experts % groups:
         yield ("router_groups",), f"experts {given.experts} is not a multiple", divisors_text(given.experts)
     elif groups and limit and given.experts and given.top_k:
+        # Groups that hold fewer experts than a token is routed to leave the router without a choice that is allowed.
         each = given.experts // groups
         if limit * each < given.top_k:
             what = f"{limit} groups of {each} are {limit * each} experts for the {given.top_k} of a token"

@@ -61,6 +61,7 @@ def assigned_in(node: Node) -> list[str]:
     """Return the variables that statements below a node set."""
     names = []
     for inner in walk(node):
+        # ``ARGS[3]=...`` sets something of ARGS, which is what a reader of the message looks for.
         if inner.type == "variable_assignment":
             target = child_of(inner, "name")
             names.append(text_of(target).partition("[")[0] if target else "")

@@ -125,6 +125,7 @@ def _text(word: str, line: AwkLine) -> str:
 def _number(words: list[str], line: AwkLine, shell: Shell) -> str | None:
     """Return a whole number; awk divides with a rest, which the shell's arithmetic does not."""
     texts = [word if re.fullmatch(r"[-+*/%()]", word) else _text(word, line) for word in words]
+    # awk counts in floating point: beyond fifteen digits its numbers are not the shell's.
     if any(not re.fullmatch(r"\d{1,15}|[-+*/%()]", text) for text in texts):
         return None
     if "/" in texts and (len(texts) != 3 or not int(texts[2] or 0) or int(texts[0]) % int(texts[2])):

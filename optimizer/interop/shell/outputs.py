@@ -183,6 +183,7 @@ def _sort(arguments: list[str], given: str | None, shell: Shell) -> Found:
     lines = lines_of(shell, [word for word in arguments if not re.fullmatch(r"-[nru]+", word)], given)
     if lines is None or (("n" in flags) and not all(re.fullmatch(r"-?\d{1,18}", line) for line in lines)):
         return None
+    # By code points, as in the C locale: the order of letters elsewhere is that of whoever runs the script.
     lines = [*set(lines)] if "u" in flags else lines
     lines = sorted(lines, key=int if "n" in flags else None, reverse="r" in flags)
     return "".join(f"{line}\n" for line in lines)
@@ -251,6 +252,7 @@ def _envsubst(arguments: list[str], given: str | None, shell: Shell) -> Found:
     def fill(match: re.Match[str]) -> str:
         """Return a variable's text."""
         name = match[1] or match[2]
+        # A program sees what is exported; what the caller gave stands in the environment of the script itself.
         value = shell.value(name) if name in shell.exported or name in shell.record.given else None
         return value if isinstance(value, str) else hole(name)
 

@@ -67,6 +67,7 @@ def read_commands(
     waiting: list[_Decisions] = [{}]
     seen: set[tuple[tuple[tuple[int, tuple[str, ...]], int], ...]] = set()
     while waiting and len(seen) < MAX_READINGS:
+        # In the order in which they were found: ways that differ in one condition come before those that differ in two.
         decisions = waiting.pop(0)
         mark = tuple(sorted(decisions.items()))
         if mark in seen:
@@ -116,6 +117,7 @@ def ambiguous(scripts: list[Script], file: str) -> InputError:
     for script in scripts:
         for choice in script.choices:
             taken.setdefault(choice.key, set()).add(choice.taken)
+    # Of all open conditions the one that the ways differ in: another one would not decide between them.
     deciding = [key for key, ways in taken.items() if len(ways) > 1]
     choice = choices[deciding[0] if deciding else next(iter(choices))]
     names = list(dict.fromkeys(choice.names))
