@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +58,7 @@ DEGREES = ("tp", "cp", "pp", "vp", "dp", "ep", "etp", "micro_batch", "micro_batc
 CODES = ("sp", "zero", "hsdp_shard", "recompute", "order", "schedule", "precision")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Codebook:
     """What the small integers in a batch's code columns stand for.
 
@@ -75,7 +75,7 @@ class Codebook:
     savers: tuple[tuple[Saver, ...], ...] = ()
     switches: tuple[Switches, ...] = ()
 
-    @property
+    @cached_property
     def formats(self) -> tuple[Format, ...]:
         """What each precision code stands for."""
         return tuple(
@@ -83,7 +83,7 @@ class Codebook:
             for code, precision in enumerate(self.precisions)
         )
 
-    @property
+    @cached_property
     def groups(self) -> IntArray:
         """Number codes (P,) so that those that differ only in switches ``TOGETHER`` have one number."""
         return np.array(_groups(self.formats), dtype=np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.cost.batch import LayoutBatch
     from layoutopt.optimizer.frameworks.preset import FrameworkPreset
+    from layoutopt.optimizer.specs.layout import Switches
 
     BoolArray = NDArray[np.bool_]
     IntArray = NDArray[np.int64]
@@ -94,7 +96,7 @@ def row_switches(preset: FrameworkPreset, batch: LayoutBatch, *, cheapest: bool 
     if cheapest:
         # Rows that stand for every switch have one code, which names the group.
         codes = book.alike(int(batch.precision[0]))
-        return _cheapest([preset.switched(book.switches_of(code)) for code in codes])
+        return _cheapest(preset, tuple(book.switches_of(code) for code in codes))
     used = np.unique(batch.precision).tolist()
     presets = [preset.switched(book.switches_of(code)) for code in used]
     return _of_presets(presets, np.searchsorted(used, batch.precision))
@@ -126,8 +128,10 @@ def _of_presets(presets: list[FrameworkPreset], place: IntArray) -> RowSwitches:
     )
 
 
-def _cheapest(presets: list[FrameworkPreset]) -> RowSwitches:
-    """Return switches that hide and replay whatever any of the presets does."""
+@lru_cache(maxsize=64)
+def _cheapest(preset: FrameworkPreset, choices: tuple[Switches, ...]) -> RowSwitches:
+    """Return switches that hide and replay whatever a preset does with any of some switches."""
+    presets = [preset.switched(switches) for switches in choices]
     return RowSwitches(
         overlap={way: np.array(any(p.ep_overlap is way for p in presets)) for way in EpOverlap},
         delay_wgrad=np.array(any(p.delay_wgrad for p in presets)),

@@ -196,8 +196,11 @@ class Chunks:
         return shared
 
 
-def chunks(totals: IntArray, terms: StageTerms) -> Chunks:
-    """Cut the blocks of each rank, (n, P), into its chunks and lay them out in the order of the model."""
+def chunks(totals: IntArray, terms: StageTerms, *, in_step: bool = False) -> Chunks:
+    """Cut the blocks of each rank, (n, P), into its chunks and lay them out in the order of the model.
+
+    ``in_step``: where the split allows it, ranks at the ends keep step with those between them (``_in_step``).
+    """
     pp, vp = terms.pp, terms.vp
     ranks, depth = totals.shape[1], int(vp.max(initial=1))
     chunk = np.arange(depth)[None, :, None]
@@ -209,9 +212,31 @@ def chunks(totals: IntArray, terms: StageTerms) -> Chunks:
     but_last = (chunk >= width - 1 - larger) & (chunk < width - 1)
     size = size + np.where(last, but_last, chunk >= width - larger)
     size = np.where((chunk < width) & _real(pp, ranks)[:, None, :], size, 0)
+    size = _in_step(size, totals, terms) if in_step else size
     # Second chunks of a folded pipeline are passed from the last rank to the first.
     back = terms.folded[:, None, None] & (chunk == 1)
     ordered = np.where(back, size[:, :, ::-1], size)
     ends = np.cumsum(ordered.reshape(len(totals), -1), axis=1).reshape(size.shape)
     ends = np.where(back, ends[:, :, ::-1], ends)
     return Chunks(start=ends - size, size=size)
+
+
+def _in_step(size: IntArray, totals: IntArray, terms: StageTerms) -> IntArray:
+    """Give end ranks chunks as large as those of the fullest rank between them, and their end stage what is left.
+
+    ``size`` (n, C, P) are chunks as equal as can be. Interleaved ranks wait for the slowest of each chunk, so that end
+    stages that hold less, beside the embedding or the head, should be the only ones that differ.
+    """
+    pp, vp, row = terms.pp, terms.vp, np.arange(len(size))
+    rank, chunk = np.arange(size.shape[2]), np.arange(size.shape[1])
+    inner = (rank > 0) & (rank < pp[:, None] - 1)
+    fullest = size[row, :, np.where(inner, totals, -1).argmax(axis=1)]
+    able = inner.any(axis=1) & (vp > 1) & ~terms.folded
+    result = size.copy()
+    for end, stage in ((np.zeros_like(pp), np.zeros_like(vp)), (pp - 1, vp - 1)):
+        place = chunk == stage[:, None]
+        left = totals[row, end] - np.where(place, 0, fullest).sum(axis=1)
+        own = np.where(place, left[:, None], fullest)
+        fits = able & (left >= 0) & (left <= fullest[row, stage])
+        result[row[fits], :, end[fits]] = own[fits]
+    return result

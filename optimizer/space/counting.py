@@ -159,7 +159,7 @@ def _pairs(
     """Count pairs of recomputation and precision: the precision mask (s, P) of each sort of rows, the sort of every row, the
     (R, P) table, pairs per row."""
     choices, (alike, sort) = len(m.recomputes), m.sorts(rows)
-    masks, tables = m.masks("precision", alike), m.recompute_masks()
+    masks, tables = m.masks("precision", alike), m.recompute_masks
     precision = masks[-1][1]
     steps = [(name, (choices * left)[sort]) for name, left in _lefts(masks)]
     steps += [(name, _weighted(precision, table.sum(axis=0))[sort]) for name, table in tables]

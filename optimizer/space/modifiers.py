@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def blank_batch(count: int, codebook: Codebook, **columns: IntArray) -> LayoutBa
     return LayoutBatch(codebook=codebook, **(missing | columns))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Modifiers:
     """Every declared modifier choice, and which of them a degree row can have.
 
@@ -77,7 +78,7 @@ class Modifiers:
     switches: tuple[Switches, ...]
     rules: tuple[Rule, ...]
 
-    @property
+    @cached_property
     def codebook(self) -> Codebook:
         """What the code columns of the space's batches stand for."""
         return Codebook(
@@ -88,6 +89,12 @@ class Modifiers:
             savers=self.savers,
             switches=self.switches,
         )
+
+    @cached_property
+    def _used(self) -> dict[OnlyWhere, BoolArray]:
+        """Tell which precision codes (P,) use what a rule on switches refuses in some rows."""
+        predicates = {rule.holds for rule in self.rules if isinstance(rule.holds, OnlyWhere)}
+        return {holds: holds.of_codes(self.codebook, self.ctx) for holds in predicates}
 
     @property
     def by_row(self) -> bool:
@@ -131,7 +138,7 @@ class Modifiers:
         facts = [switch.traffic(rows) for switch in stated_switches(self.codebook)] if self.switches else []
         for rule in self._rules_on("precision"):
             if isinstance(rule.holds, OnlyWhere) and self.switches:
-                if rule.holds.of_codes(self.codebook, self.ctx).any():
+                if self._used[rule.holds].any():
                     facts.append(rule.holds.legal(rows, self.ctx))
             else:
                 columns += [getattr(rows, name) for name in DEGREES + CODES if name in rule.reads]
@@ -148,7 +155,7 @@ class Modifiers:
             return _by_column([self._holds(rule, choice) for choice in choices])
         if isinstance(rule.holds, OnlyWhere):
             # Hundreds of codes share few predicates: ask codes and rows apart, and combine.
-            used = rule.holds.of_codes(self.codebook, self.ctx)
+            used = self._used[rule.holds]
             if not used.any():
                 return np.broadcast_to(True, (len(rows), len(choices)))
             legal = rule.holds.legal(rows, self.ctx)
@@ -171,6 +178,7 @@ class Modifiers:
             return rule.holds(rows, self.ctx)
         return np.broadcast_to(rule.holds(rows.take(np.array([0])), self.ctx), (len(rows),))
 
+    @cached_property
     def recompute_masks(self) -> Masks:
         """List (rule name, (R, P) table of recomputation choices still valid at each precision)."""
         shape = (len(self.recomputes), len(self.precisions))
@@ -196,7 +204,7 @@ class Modifiers:
             return self
         other = replace(self, recomputes=(*self.recomputes, Recompute()))
         # Elsewhere "full" includes no layer at all: a second spelling would count the same layouts twice.
-        return other if other.recompute_masks()[-1][1][-1].any() else self
+        return other if other.recompute_masks[-1][1][-1].any() else self
 
     def valid(self, modifier: str, rows: LayoutBatch) -> BoolArray:
         """Return the final mask of one modifier, (n, choices)."""
@@ -269,7 +277,7 @@ class Modifiers:
 
     def _recompute_table(self, *, any_switches: bool) -> BoolArray:
         """Return the final (R, P) table; with ``any_switches`` what some code of a code's group may have."""
-        table = self.recompute_masks()[-1][1]
+        table = self.recompute_masks[-1][1]
         if not (any_switches and self.switches):
             return table
         groups = self.codebook.groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from layoutopt.optimizer.cost.batch import Codebook, LayoutBatch
+    from layoutopt.optimizer.cost.batch import Codebook, Format, LayoutBatch
     from layoutopt.optimizer.frameworks.switches import Switch, Value
     from layoutopt.optimizer.space.context import Context, RunOptions
     from layoutopt.optimizer.space.options import SpaceOptions
@@ -203,17 +204,24 @@ def first_switches(rows: LayoutBatch, valid: NDArray[np.bool_]) -> NDArray[np.bo
         pattern |= acts.astype(np.int64) << place
     for bits in np.unique(pattern).tolist():
         # Switches that do nothing in these rows cannot tell codes apart.
-        silent = [switch.name for place, switch in enumerate(stated) if not bits >> place & 1]
-        alike = [(*entry[:2], *_heard(entry[2], silent)) for entry in book.formats]
-        # Every code acts differently here: all stay.
-        if len(set(alike)) == len(alike):
-            continue
+        silent = tuple(switch.name for place, switch in enumerate(stated) if not bits >> place & 1)
         where = np.flatnonzero(pattern == bits)
-        for later in range(1, len(alike)):
-            for first in (earlier for earlier in range(later) if alike[earlier] == alike[later]):
-                kept[where, later] &= ~kept[where, first]
+        for first, later in _alike(book.formats, silent):
+            kept[where, later] &= ~kept[where, first]
     return kept
 
 
-def _heard(switches: Switches, silent: list[str]) -> tuple[tuple[str, Value], ...]:
+@lru_cache(maxsize=256)
+def _alike(formats: tuple[Format, ...], silent: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    """Return the pairs of codes that differ in silent switches alone, the earlier one first, sorted by the later one."""
+    groups: dict[Any, list[int]] = {}
+    pairs = []
+    for code, entry in enumerate(formats):
+        known = groups.setdefault((*entry[:2], *_heard(entry[2], silent)), [])
+        pairs += [(first, code) for first in known]
+        known.append(code)
+    return tuple(pairs)
+
+
+def _heard(switches: Switches, silent: tuple[str, ...]) -> tuple[tuple[str, Value], ...]:
     return tuple((name, value) for name, value in switches.stated().items() if name not in silent)

@@ -19,7 +19,6 @@ from layoutopt.optimizer.solve.search.construct import construct
 from layoutopt.optimizer.solve.search.first import FirstTuples
 from layoutopt.optimizer.solve.search.one_tuple import FAMILY
 from layoutopt.optimizer.solve.search.result import SearchOptions
-from layoutopt.optimizer.solve.search.rows import RowBounds
 from layoutopt.optimizer.solve.search.source import Refinement
 
 if TYPE_CHECKING:
@@ -140,13 +139,16 @@ def test_known_step_time_narrows_the_search(kit: Any) -> None:
 def test_likely_tuples_come_first(kit: Any) -> None:
     """They fit, the fastest first; the search goes on to neighbours of the best that were not proposed yet, or to none."""
     space = Stepwise(kit.space(FREE, (5,), tight=2.0))
-    _, likely = RowBounds(space).quick()
-    first = FirstTuples(space, likely)
-    items = first.of_all_depths()
-    steps = [construct(item.terms, space.counts, space.rule).step_time_s[0] for item in items]
-    assert steps == sorted(steps) and np.isfinite(steps).all()
-    assert first.near(items[0], 0.0) == []
-    assert {item.key for item in first.near(items[0], np.inf)}.isdisjoint(item.key for item in items)
+    first = FirstTuples(space)
+    portions = list(first.of_all_depths())
+    items = [item for portion in portions for item in portion]
+    assert items
+    for portion in portions:
+        steps = [construct(item.terms, space.counts, space.rule).step_time_s[0] for item in portion]
+        assert steps == sorted(steps) and np.isfinite(steps).all()
+    assert list(first.near(items[0], lambda: 0.0)) == []
+    others = [item.key for portion in first.near(items[0], lambda: np.inf) for item in portion]
+    assert set(others).isdisjoint(item.key for item in items)
 
 
 def test_pieces_of_rows_change_nothing(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,19 +18,18 @@ from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.search import bound as bounds
 from layoutopt.optimizer.solve.search.bound import (
     FLOAT_ERROR,
-    _again_s,
-    _may_fit,
-    _whole_blocks_s,
     by_depth,
     case_slices,
-    likely_s,
     lower_bound,
     may_fit,
+    memory_fits,
     most_blocks,
     quick_bound,
+    whole_blocks_s,
     work_s,
 )
 from layoutopt.optimizer.solve.search.cases import free_cases
+from layoutopt.optimizer.solve.search.likely import _within_memory, likely_s
 from layoutopt.optimizer.solve.verify.claim import _all_passed, _below_s, _open_questions
 from layoutopt.optimizer.solve.verify.exclusion import Exclusion
 from layoutopt.optimizer.solve.verify.plain_reader import PlainReader
@@ -44,17 +43,17 @@ FIVE = np.array([5])
 
 def test_the_fullest_rank_holds_whole_blocks() -> None:
     """Five blocks on two ranks: three on one. Ends take their rank's time first; one rank has both of them."""
-    assert _whole_blocks_s(terms_of([2, 1, 3, 5], [1] * 4), 5).tolist() == pytest.approx([3, 5, 2, 1])
+    assert whole_blocks_s(terms_of([2, 1, 3, 5], [1] * 4), 5).tolist() == pytest.approx([3, 5, 2, 1])
     # 1.5 s on the first rank: two blocks there and three on the last take 3.5 s and 3 s.
     first = terms_of([2], [1], first_s=np.array([1.5]))
-    assert _whole_blocks_s(first, 5) == pytest.approx([3.5])
+    assert whole_blocks_s(first, 5) == pytest.approx([3.5])
     last = terms_of([2], [1], last_s=np.array([0.25]))
-    assert _whole_blocks_s(last, 5) == pytest.approx([3.0])
+    assert whole_blocks_s(last, 5) == pytest.approx([3.0])
     # A whole block late, the end has a rank for itself.
     heavy = terms_of([3], [1], first_s=np.array([9.0]))
-    assert _whole_blocks_s(heavy, 5) == pytest.approx([5.0])
+    assert whole_blocks_s(heavy, 5) == pytest.approx([5.0])
     both = terms_of([1], [1], first_s=np.array([0.5]), last_s=np.array([0.25]))
-    assert _whole_blocks_s(both, 5) == pytest.approx([5.75])
+    assert whole_blocks_s(both, 5) == pytest.approx([5.75])
 
 
 def test_a_quick_bound_is_busy_ranks_or_a_path_through_all() -> None:
@@ -91,30 +90,39 @@ def test_a_guess_of_equal_ranks() -> None:
 def test_a_guess_of_what_is_recomputed() -> None:
     """Ranks of 2.5 blocks of 5 bytes, 3 of them saved by recomputing, where 8.5 bytes are free: 4/3 blocks of 1/4 s each."""
     terms = terms_of([2], [1], capacity_bytes=np.array([8.5]))
-    assert _again_s(terms, FIVE) == pytest.approx([2 * (4 / 3) * 0.25])
+    assert _within_memory(terms, FIVE)[0] == pytest.approx([2 * (4 / 3) * 0.25])
     assert likely_s(terms, FIVE, np.array([True])) == pytest.approx([7 * (3 + 1 / 3) + 5 + 2 / 3])
-    assert _again_s(replace(terms, may_recompute=np.array([False])), FIVE) == [0.0]
-    assert _again_s(replace(terms, capacity_bytes=np.array([12.5])), FIVE) == pytest.approx([0.0])
-    assert _again_s(replace(terms, recompute_transient_bytes=np.array([1.5])), FIVE) == pytest.approx(
-        [1.0 * 11 / 12]
+    assert _within_memory(replace(terms, may_recompute=np.array([False])), FIVE)[0] == [0.0]
+    assert _within_memory(replace(terms, capacity_bytes=np.array([12.5])), FIVE)[0] == pytest.approx([0.0])
+    assert _within_memory(replace(terms, recompute_transient_bytes=np.array([1.5])), FIVE)[
+        0
+    ] == pytest.approx([1.0 * 11 / 12])
+    assert _within_memory(replace(terms, capacity_bytes=np.array([0.0])), FIVE)[0] == pytest.approx(
+        [5 * 0.25]
     )
-    assert _again_s(replace(terms, capacity_bytes=np.array([0.0])), FIVE) == pytest.approx([5 * 0.25])
+    # Where nothing is recomputed, a rank of one whole block leaves four to the other; equal ranks need no rest.
+    uneven = replace(terms, may_recompute=np.array([False]), capacity_bytes=np.array([20.0]))
+    assert _within_memory(replace(uneven, in_flight=np.array([[3.0, 1.0]])), FIVE)[1] == [4.0]
+    assert _within_memory(uneven, FIVE)[1] == [0.0]
     deep = terms_of([2, 3], [1, 1], capacity_bytes=np.array([8.5, 8.5]))
-    assert _again_s(deep, FIVE)[0] == pytest.approx(2 / 3)
-    assert _again_s(deep, FIVE)[1] == 0.0
+    assert _within_memory(deep, FIVE)[0][0] == pytest.approx(2 / 3)
+    assert _within_memory(deep, FIVE)[0][1] == 0.0
 
 
-def test_least_memory_decides_what_may_fit() -> None:
+def test_least_memory_decides_whatmemory_fits() -> None:
     """A block takes two bytes where it is recomputed and five where it can't be."""
     two = [2, 2]
-    assert _may_fit(terms_of(two, [1, 1], capacity_bytes=np.array([6.0, 5.9])), 5).tolist() == [True, False]
+    assert memory_fits(terms_of(two, [1, 1], capacity_bytes=np.array([6.0, 5.9])), 5).tolist() == [
+        True,
+        False,
+    ]
     fixed = terms_of(
         two, [1, 1], capacity_bytes=np.array([15.0, 14.9]), may_recompute=np.array([False, False])
     )
-    assert _may_fit(fixed, 5).tolist() == [True, False]
+    assert memory_fits(fixed, 5).tolist() == [True, False]
     # Three chunks on three ranks need a block for each but the two ends: seven are too few for six places and one more.
-    assert _may_fit(terms_of([3, 3], [3, 3]), 7).tolist() == [True, True]
-    assert _may_fit(terms_of([3], [3]), 6).tolist() == [False]
+    assert memory_fits(terms_of([3, 3], [3, 3]), 7).tolist() == [True, True]
+    assert memory_fits(terms_of([3], [3]), 6).tolist() == [False]
     assert may_fit(terms_of(two, [1, 1], capacity_bytes=np.array([6.0, 5.9])), FIVE, FREE).tolist() == [
         True,
         False,

@@ -28,9 +28,11 @@ from layoutopt.optimizer.solve.search.capacity import at_most, mixes, reachable_
 from layoutopt.optimizer.solve.search.cases import stage_cases
 from layoutopt.optimizer.solve.search.choices import _least, _spread, _undominated
 from layoutopt.optimizer.solve.search.chunk_sizes import Unlisted, balanced, closed, shares, with_end
-from layoutopt.optimizer.solve.search.construct import Stages, _moves, _neighbours, _take
+from layoutopt.optimizer.solve.search.construct import Stages, _moves, _neighbours
 from layoutopt.optimizer.solve.search.deadline import OVERTIME_STEPS, Deadline
-from layoutopt.optimizer.solve.search.first import _best_of, _turn, likely_rows
+from layoutopt.optimizer.solve.search.fill import _take
+from layoutopt.optimizer.solve.search.first import _best_of, _turn, distinct_chunks, few_chunks, likely_rows
+from layoutopt.optimizer.solve.search.likely import _fullest
 from layoutopt.optimizer.solve.search.places import _ends, kinds_at, least_in_a_row, ways_from
 from layoutopt.optimizer.solve.search.result import BestLayouts, Found, SearchOptions
 from layoutopt.optimizer.solve.search.rows import CELLS, RELAXED_ROWS, pieces
@@ -184,10 +186,25 @@ def test_the_likeliest_of_every_group_come_first() -> None:
     assert _turn(np.array([5, 3, 5, 5, 3])).tolist() == [0, 0, 1, 2, 1]
     assert _turn(np.zeros(0, dtype=np.int64)).tolist() == []
     guess = np.array([3.0, 1.0, 2.0, inf, 4.0])
-    assert _best_of(guess, np.array([0, 0, 0, 1, 1]), 2).tolist() == [1, 2, 4]
-    assert _best_of(guess, np.array([0, 0, 0, 1, 1]), 1).tolist() == [1, 4]
+    assert _best_of(guess, np.array([0, 0, 0, 1, 1])).tolist() == [1, 4]
     rows = batch_of([Layout(tp=2, dp=4), Layout(tp=2, dp=2), Layout(tp=1, vp=2), Layout(tp=1), Layout(pp=2)])
-    assert likely_rows(rows, np.array([2.0, 1.0, 5.0, 4.0, inf])).tolist() == [1, 3, 2]
+    likely = np.array([2.0, 1.0, 5.0, 4.0, inf])
+    assert likely_rows(rows, likely, 2).tolist() == [1, 3]
+    assert likely_rows(rows, likely, 1).tolist() == [1]
+
+
+def test_of_chunks_of_one_size_the_fewest_are_tried() -> None:
+    """Ten blocks on two ranks: one and two chunks anyway, three for chunks of two, five of one; four leave gaps."""
+    rows = batch_of([Layout(pp=2, vp=vp) for vp in range(1, 6)])
+    assert distinct_chunks(rows, 10).tolist() == [True, True, True, False, True]
+    fixed = batch_of([Layout(pp=2, vp=4), Layout(pp=2, vp=5), Layout(pp=4, vp=1), Layout(pp=4, vp=3)])
+    assert few_chunks(fixed).tolist() == [True, False, True, False]
+
+
+def test_ranks_that_memory_fills_leave_the_rest_to_the_others() -> None:
+    """Whole blocks: equal shares where there is room, more on the others where there is not, all on one where none fits."""
+    most = np.array([[9.0, 9.0, 9.0], [1.9, 9.0, 9.0], [2.0, 3.0, 9.0], [1.0, 1.0, 1.0]])
+    assert _fullest(most, 9.0).tolist() == [3.0, 4.0, 4.0, 9.0]
 
 
 def test_rows_are_cut_into_few_cells() -> None:

@@ -7,7 +7,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 from layoutopt.optimizer.cost.makespan import step_graph
@@ -155,9 +154,7 @@ def test_rows_that_are_not_looked_at_may_be_as_fast_as_can_be() -> None:
         workload=load_workload("llama3-8b"), cluster=load_cluster("h100x16"), options=SolveOptions()
     )
     source = question.costed_space()
-    quick, likely = RowBounds(source).quick(lambda: True)
-    assert (quick == 0).all()
-    assert np.isinf(likely).all()
+    assert (RowBounds(source).quick(lambda: True) == 0).all()
 
 
 def test_stages_are_constructed_at_least() -> None:

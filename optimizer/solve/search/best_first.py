@@ -25,10 +25,10 @@ from layoutopt.optimizer.solve.search.result import BestLayouts, Found, Progress
 from layoutopt.optimizer.solve.search.rows import Partial, RowBounds, pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
-    from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
+    from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.solve.model.cp_model import SliceResult
     from layoutopt.optimizer.solve.model.paths import Paths
     from layoutopt.optimizer.solve.search.result import SearchOptions
@@ -99,12 +99,12 @@ class BestFirst:
         """Search until the answer is proven, the time is up or a stop is asked for."""
         if self.options.one_model:
             return self._solve_whole()
+        self._try_likely()
         # One closed form for every row; all that follows touches only rows it leaves.
-        quick, likely = self._rows.quick(self._should_stop)
+        quick = self._rows.quick(self._should_stop)
         order = np.argsort(quick, kind="stable")
         # Infinite is a proof that no split of the row fits.
         order = order[np.isfinite(quick[order])]
-        self._try_likely(likely)
         start, size = 0, FIRST_ROWS
         while start < len(order) and quick[order[start]] < self._wanted_s() and not self._stopped():
             self._next_bound_s = float(quick[order[start]])
@@ -181,35 +181,36 @@ class BestFirst:
     def _out_of_time(self) -> bool:
         return self._deadline.over(known=bool(self._best))
 
-    def _try_likely(self, likely: FloatArray) -> None:
+    def _try_likely(self) -> None:
         """Look for a good layout among tuples that are likely to be the fastest, and then around it."""
-        first = FirstTuples(self.source, likely, self._out_of_time)
-        best = self._best_likely(first.of_all_depths())
+        first = FirstTuples(self.source, self._out_of_time)
+        best = self._best_likely(first.of_all_depths(lambda: self._best.step_s))
         for _ in range(self._patience):
-            if best is None or self._stopped():
+            # The other half of a short limit is for what all rows take at least.
+            if best is None or self._stopped() or self._deadline.half_over:
                 break
-            best = self._best_likely(first.near(best, self._best.step_s))
+            best = self._best_likely(first.near(best, lambda: self._best.step_s))
 
-    def _best_likely(self, items: list[Waiting]) -> Waiting | None:
+    def _best_likely(self, portions: Iterator[list[Waiting]]) -> Waiting | None:
         """Construct stages of tuples until some in a row are no better, and enumerate those of the best.
 
         Return it, None if it is no better than what was known.
         """
-        vain, best = 0, None
-        for item in items:
-            if vain == LIKELY or self._stopped():
-                break
-            before_s = self._best.step_s
-            made = self._tuples.constructed(item, before_s)
-            if made is not None:
-                self._keep(item, made)
-                best = item
-            # A hair's breadth better is no reason to go on.
-            vain = 0 if self._best.step_s < PROMISING * before_s else vain + 1
-        for item in items[:1] if best is None else [best]:
-            before_s = self._best.step_s
-            self._tried(item, before_s)
-            best = item if self._best.step_s < before_s else best
+        best: Waiting | None = None
+        for items in portions:
+            vain = 0
+            for item in items:
+                if vain == LIKELY or self._stopped():
+                    break
+                before_s = self._best.step_s
+                made = self._tuples.constructed(item, before_s)
+                if made is not None:
+                    self._keep(item, made)
+                    best = item
+                # A hair's breadth better is no reason to go on.
+                vain = 0 if self._best.step_s < PROMISING * before_s else vain + 1
+        if best is not None:
+            self._tried(best, self._best.step_s)
         return best
 
     def _take_rows(self, rows: IntArray) -> None:

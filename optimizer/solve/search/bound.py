@@ -49,44 +49,9 @@ def quick_bound(terms: StageTerms, counts: IntArray) -> FloatArray:
     their blocks; 1F1B and GPipe also pass every other rank once.
     """
     blocks = int(counts.sum())
-    slowest_s = np.maximum(_mean_rank_s(terms, counts), _whole_blocks_s(terms, blocks))
+    slowest_s = np.maximum(mean_rank_s(terms, counts), whole_blocks_s(terms, blocks))
     bound = np.maximum(terms.micro_batches * slowest_s, _passing_s(terms, counts)) + terms.outside_s
-    return np.where(_may_fit(terms, blocks), bound * (1 - FLOAT_ERROR), np.inf)
-
-
-def likely_s(terms: StageTerms, counts: IntArray, fits: NDArray[np.bool_] | None = None) -> FloatArray:
-    """Estimate the best step, (n,) seconds, by the closed form of equal ranks: for a search's order, not its proof.
-
-    ``fits`` (n,) are the layouts that may fit, where that is known.
-    """
-    fits = _may_fit(terms, int(counts.sum())) if fits is None else fits
-    again = _again_s(terms, counts)
-    slowest_s = np.maximum(_mean_rank_s(terms, counts), _whole_blocks_s(terms, int(counts.sum())))
-    bound = (terms.micro_batches - terms.bubble_weight) * (slowest_s + again / terms.pp)
-    bound += terms.bubble_weight * (work_s(terms, counts) + again) + terms.fixed_s
-    # what fills and drains an interleaved pipeline are its larger chunks
-    chunk = counts.sum() / (terms.pp * terms.vp)
-    larger = (np.ceil(chunk * (1 - SLACK)) - chunk) * (terms.layer_s @ (counts / counts.sum()))
-    bound += np.where(terms.vp > 1, (terms.pp - 1) * larger, 0.0)
-    return np.where(fits, bound, np.inf)
-
-
-def _again_s(terms: StageTerms, counts: IntArray) -> FloatArray:
-    """Estimate the seconds of recomputation that equal ranks of mean blocks need to fit, (n,), over all ranks."""
-    result = np.zeros(len(terms))
-    share = counts / counts.sum()
-    saved = (terms.layer_activation_bytes - terms.recomputed_activation_bytes) @ share
-    held, state = terms.layer_activation_bytes @ share, terms.layer_state_bytes @ share
-    room = (terms.capacity_bytes - terms.recompute_transient_bytes)[:, None] - own_bytes(terms)
-    block_s = terms.recompute_s @ share
-    may = terms.may_recompute & (saved > 0)
-    for pp in np.flatnonzero(np.bincount(terms.pp[may], minlength=1)):
-        index = np.flatnonzero(may & (terms.pp == pp))
-        flight, mean = terms.in_flight[index, :pp], counts.sum() / pp
-        missing = mean * (state[index, None] + flight * held[index, None]) - room[index, :pp]
-        again = np.clip(missing / np.maximum(flight * saved[index, None], TINY), 0.0, mean)
-        result[index] = again.sum(axis=1) * block_s[index]
-    return result
+    return np.where(memory_fits(terms, blocks), bound * (1 - FLOAT_ERROR), np.inf)
 
 
 def _passing_s(terms: StageTerms, counts: IntArray) -> FloatArray:
@@ -116,11 +81,11 @@ def work_s(terms: StageTerms, counts: IntArray) -> FloatArray:
     return terms.layer_s @ counts.astype(np.float64) + terms.first_s + terms.last_s
 
 
-def _mean_rank_s(terms: StageTerms, counts: IntArray) -> FloatArray:
+def mean_rank_s(terms: StageTerms, counts: IntArray) -> FloatArray:
     return np.maximum(work_s(terms, counts) / terms.pp, np.maximum(terms.first_s, terms.last_s))
 
 
-def _whole_blocks_s(terms: StageTerms, blocks: int) -> FloatArray:
+def whole_blocks_s(terms: StageTerms, blocks: int) -> FloatArray:
     """Return the least time at which the ranks hold ``blocks`` whole blocks of the fastest kind."""
     block_s = np.maximum(terms.layer_s.min(axis=1), TINY)
     alone = terms.pp == 1
@@ -143,7 +108,7 @@ def _whole_blocks_s(terms: StageTerms, blocks: int) -> FloatArray:
     return slowest_s
 
 
-def _may_fit(terms: StageTerms, blocks: int) -> NDArray[np.bool_]:
+def memory_fits(terms: StageTerms, blocks: int) -> NDArray[np.bool_]:
     """Tell whether the ranks can hold all blocks when each block takes the least memory of any kind and mode."""
     again = np.minimum(terms.layer_activation_bytes, terms.recomputed_activation_bytes)
     activation = np.where(terms.may_recompute[:, None], again, terms.layer_activation_bytes)
@@ -280,16 +245,6 @@ def most_blocks(
     problem = _Bottleneck(terms, counts, cases)
     limit = problem.limit_s(cutoff_s) if np.isfinite(cutoff_s) else np.full(len(cases), np.inf)
     return problem.enough(limit), problem.units(problem.capacity.held(np.minimum(limit, 1e15)))[0]
-
-
-def stage_units(
-    terms: StageTerms, counts: IntArray, cases: Cases, slowest_s: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return the most blocks of all kinds that each rank holds within ``slowest_s`` (c,), and without recomputation."""
-    problem = _Bottleneck(terms, counts, cases)
-    held = problem.capacity.held(slowest_s)
-    unaided = np.minimum(held, problem.capacity.unaided)
-    return problem.units(held)[0], problem.units(unaided)[0]
 
 
 class _Bottleneck:

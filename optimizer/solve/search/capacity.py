@@ -164,6 +164,15 @@ class RankCapacity:
                 setattr(new, name, value.take(index, axis=axis))
         return new
 
+    def beside(self, mix: IntArray) -> RankCapacity:
+        """Return the same cases with one mix for every rank, (c, P)."""
+        new, (cases, ranks) = copy(self), np.ogrid[: mix.shape[0], : mix.shape[1]]
+        for name in (*_OF_MIX, *(_BY_MIX_FREE if self._any_free else ())):
+            value = getattr(self, name)
+            whole = np.broadcast_to(value, (len(value), *mix.shape))
+            setattr(new, name, whole[mix, cases, ranks][None])
+        return new
+
     def _limits(self, counts: IntArray) -> None:
         """Blocks allowed by the split, by the model and by contiguity."""
         self.mixed = self.mixes.low.sum(axis=1)[:, None, None]
@@ -322,3 +331,5 @@ _BY_MIX = (
 )  # fmt: skip
 _BY_MIX_FREE = ("_useful", "_per_byte_s", "_room", "_whole", "_block_bytes")
 """Arrays with the cases on their first axis, on their second one, and of these what only free cases have."""
+_OF_MIX = ("mixed", "fewest", "most", "base_s", "again_s", "unaided", "ceiling")
+"""Arrays with the mixes on their first axis, not the kinds, beside those of free cases."""

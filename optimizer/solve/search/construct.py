@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.terms import StageCosts, price_stages, whole_groups
-from layoutopt.optimizer.frameworks.stage_rule import Recomputation
-from layoutopt.optimizer.solve.search.bound import case_bounds, case_slices, stage_units
+from layoutopt.optimizer.frameworks.stage_rule import Recomputation, Split
+from layoutopt.optimizer.solve.search.bound import by_depth, case_bounds, case_slices
 from layoutopt.optimizer.solve.search.cases import stage_cases
+from layoutopt.optimizer.solve.search.fill import Filling
+from layoutopt.optimizer.solve.search.floors import runs
 from layoutopt.optimizer.solve.splits import Chunks, chunks, fewest_blocks, within_limits
 from layoutopt.optimizer.space.stage_splits import allowed_sizes
 from layoutopt.optimizer.space.stages import spread
+from layoutopt.optimizer.specs.vocabulary import Schedule
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,7 +25,6 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.cost.batch import IntArray
     from layoutopt.optimizer.cost.terms import FloatArray, StageTerms
     from layoutopt.optimizer.frameworks.stage_rule import StageRule
-    from layoutopt.optimizer.solve.search.cases import Cases
 
 RELAXATIONS = (
     1.0,
@@ -36,7 +38,7 @@ NONE_FITS = np.inf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """Stages of ``n`` layouts: blocks and recomputed blocks (n, P, K), and the step time, inf where they don't fit."""
+    """Stages of ``n`` layouts: blocks and recomputed blocks (n, P, K), and about the step time, inf where they don't fit."""
 
     blocks: IntArray
     recomputed: IntArray
@@ -51,7 +53,7 @@ class Stages:
 
 def complete(terms: StageTerms, totals: IntArray, counts: IntArray, rule: StageRule) -> Stages:
     """Add kinds and the least recomputation that fits to the blocks of every rank, ``totals`` (n, P)."""
-    cut = chunks(totals, terms)
+    cut = chunks(totals, terms, in_step=rule.split is Split.FREE)
     blocks = cut.kinds(counts, rule.order).sum(axis=1)
     if rule.recomputation is Recomputation.PER_RANK:
         recomputed = _least_per_rank(terms, blocks)
@@ -64,8 +66,33 @@ def complete(terms: StageTerms, totals: IntArray, counts: IntArray, rule: StageR
         allowed &= within_limits(totals, terms, rule)
     allowed &= allowed_sizes(rule, rule.split, cut.size, terms.pp, terms.vp, terms.folded)
     allowed &= whole_groups(terms, cut.size)
-    step = np.where(allowed, costs.step_time_s, NONE_FITS)
+    step = np.where(allowed, costs.step_time_s + _waits_s(terms, cut, counts, rule, recomputed), NONE_FITS)
     return Stages(blocks=blocks, recomputed=recomputed, step_time_s=step)
+
+
+def _waits_s(
+    terms: StageTerms, cut: Chunks, counts: IntArray, rule: StageRule, recomputed: IntArray
+) -> FloatArray:
+    """Estimate how long ranks of interleaved layouts wait for each other, (n,) seconds of a step.
+
+    A group of micro-batches passes chunk by chunk through all ranks, so that each chunk takes what its slowest rank takes:
+    more than the slowest rank takes in all where ranks are slow in different chunks.
+    """
+    waits = np.zeros(len(terms))
+    rows = np.flatnonzero(runs(terms, (Schedule.INTERLEAVED,)))
+    if not len(rows):
+        return waits
+    part, pp, vp = terms.take(rows), terms.pp[rows], terms.vp[rows]
+    own = Chunks(start=cut.start[rows], size=cut.size[rows])
+    again_s = (recomputed[rows] @ part.recompute_s[:, :, None])[..., 0] / vp[:, None]
+    chunk_s = (own.kinds(counts, rule.order) @ part.layer_s[:, None, :, None])[..., 0]
+    chunk_s += np.where(np.arange(chunk_s.shape[1])[:, None] < vp[:, None, None], again_s[:, None], 0.0)
+    row = np.arange(len(rows))
+    chunk_s[row, 0, 0] += part.first_s
+    chunk_s[row, vp - 1, pp - 1] += part.last_s
+    together_s = chunk_s.max(axis=2).sum(axis=1) - chunk_s.sum(axis=1).max(axis=1)
+    waits[rows] = (part.micro_batches - part.bubble_weight) * together_s
+    return waits
 
 
 def _least_per_rank(terms: StageTerms, blocks: IntArray) -> IntArray:
@@ -125,19 +152,23 @@ def _least_shared(
 
 def construct(terms: StageTerms, counts: IntArray, rule: StageRule, cutoff_s: float = np.inf) -> Stages:
     """Find stages, for blocks by kind (K,), of layouts with a bound below ``cutoff_s``; the others' take infinite time."""
-    ranks = terms.in_flight.shape[1]
-    shape = (len(terms), ranks, len(counts))
+    shape = (len(terms), terms.in_flight.shape[1], len(counts))
     empty = np.zeros(shape, dtype=np.int64)
     best = Stages(blocks=empty, recomputed=empty.copy(), step_time_s=np.full(len(terms), NONE_FITS))
-    for cases in case_slices(stage_cases(terms, int(counts.sum()), rule), counts):
-        found = case_bounds(terms, counts, cases, cutoff_s)
-        alive = np.flatnonzero(np.isfinite(found.slowest_s))
-        if not len(alive):
-            continue
-        part, slowest = cases.take(alive), found.slowest_s[alive]
-        for factor in RELAXATIONS:
-            totals = _fill(terms, counts, part, slowest * factor)
-            _keep_best(best, part.row, complete(terms.take(part.row), totals, counts, rule))
+    for index, part in by_depth(terms):
+        for cases in case_slices(stage_cases(part, int(counts.sum()), rule), counts):
+            found = case_bounds(part, counts, cases, cutoff_s)
+            alive = np.flatnonzero(np.isfinite(found.slowest_s))
+            if not len(alive):
+                continue
+            cases = cases.take(alive)
+            filling = Filling(part, counts, cases, found.slowest_s[alive])
+            own = part.take(cases.row)
+            tried = [filling.totals(factor) for factor in RELAXATIONS]
+            if (own.vp > 1).any():
+                tried.append(filling.equal_chunks())
+            for totals in tried:
+                _keep_best(best, index[cases.row], complete(own, totals, counts, rule))
     return best
 
 
@@ -150,7 +181,8 @@ def by_chunk(
     terms: StageTerms, stages: Stages, counts: IntArray, rule: StageRule
 ) -> tuple[IntArray, IntArray]:
     """Return blocks and recomputed blocks (V, P, K) of every chunk of the first layout."""
-    cut = chunks(stages.blocks[:1].sum(axis=2), terms.take(np.array([0])))
+    one = terms.take(np.array([0]))
+    cut = chunks(stages.blocks[:1].sum(axis=2), one, in_step=rule.split is Split.FREE)
     pp = int(terms.pp[0])
     kinds = cut.kinds(counts, rule.order)[0, :, :pp]
 
@@ -167,25 +199,9 @@ def _keep_best(best: Stages, row: IntArray, found: Stages) -> None:
     pick = order[first]
     better = found.step_time_s[pick] < best.step_time_s[rows]
     rows, pick = rows[better], pick[better]
-    best.blocks[rows], best.recomputed[rows] = found.blocks[pick], found.recomputed[pick]
+    ranks = found.blocks.shape[1]
+    best.blocks[rows, :ranks], best.recomputed[rows, :ranks] = found.blocks[pick], found.recomputed[pick]
     best.step_time_s[rows] = found.step_time_s[pick]
-
-
-def _fill(terms: StageTerms, counts: IntArray, cases: Cases, slowest_s: FloatArray) -> IntArray:
-    """Fill the ranks up to a bottleneck time, then take the surplus from where it spares most recomputation."""
-    most, unaided = stage_units(terms, counts, cases, slowest_s)
-    full: IntArray = np.minimum(np.maximum(most, cases.fewest), cases.most).astype(np.int64)
-    spared: IntArray = np.clip(unaided, cases.fewest, full).astype(np.int64)
-    surplus = full.sum(axis=1) - int(counts.sum())
-    # In-flight micro-batches fall along the pipeline, so earlier ranks recompute more per block.
-    first = _take(surplus, full - spared)
-    return full - first - _take(surplus - first.sum(axis=1), full - first - cases.fewest)
-
-
-def _take(wanted: IntArray, available: IntArray) -> IntArray:
-    """Take ``wanted`` (n,) from ``available`` (n, P) from the first rank on."""
-    before = np.cumsum(available, axis=1) - available
-    return np.clip(wanted[:, None] - before, 0, available)
 
 
 def improve(terms: StageTerms, stages: Stages, counts: IntArray, rule: StageRule) -> Stages:

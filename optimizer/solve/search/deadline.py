@@ -16,13 +16,19 @@ class Deadline:
     """The end of a search that begins now. ``should_stop`` asks for an earlier one."""
 
     def __init__(self, time_limit_s: float, should_stop: Callable[[], bool] | None) -> None:
-        self._end_s, self._should_stop = time.perf_counter() + time_limit_s, should_stop
+        self._limit_s, self._should_stop = time_limit_s, should_stop
+        self._end_s = time.perf_counter() + time_limit_s
         self._steps = OVERTIME_STEPS
 
     @property
     def left_s(self) -> float:
         """Seconds until the time limit, negative after it."""
         return self._end_s - time.perf_counter()
+
+    @property
+    def half_over(self) -> bool:
+        """Whether half of the time limit is over."""
+        return self.left_s < self._limit_s / 2
 
     def grant(self) -> None:
         """Grant all the overtime again."""

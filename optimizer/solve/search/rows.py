@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layoutopt.optimizer.cost.batch import LayoutBatch
-from layoutopt.optimizer.solve.search.bound import likely_s, lower_bound, quick_bound
+from layoutopt.optimizer.solve.search.bound import lower_bound, quick_bound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,24 +66,21 @@ class RowBounds:
         self._source, self._counts, self._rule = source, source.counts, source.rule
         self.by_memory = 0
 
-    def quick(self, should_stop: Callable[[], bool] | None = None) -> tuple[FloatArray, FloatArray]:
-        """Bound every degree row (n,) in closed form, and estimate what it is likely to take; inf where it can't be.
+    def quick(self, should_stop: Callable[[], bool] | None = None) -> FloatArray:
+        """Bound every degree row (n,) in closed form; inf where it can't be.
 
-        Rows that are not looked at before a stop is asked for may be as fast as can be, and are not likely.
+        Rows that are not looked at before a stop is asked for may be as fast as can be.
         """
         rows = self._source.degrees
-        quick, likely = np.zeros(len(rows)), np.full(len(rows), np.inf)
+        quick = np.zeros(len(rows))
         for index in pieces(rows.pp):
             # What was not looked at keeps the bound 0: it may be as fast as can be.
             if should_stop is not None and should_stop():
                 break
-            terms = self._source.relaxed(rows.take(index))
-            quick[index] = quick_bound(terms, self._counts)
-            likely[index] = likely_s(terms, self._counts, np.isfinite(quick[index]))
+            quick[index] = quick_bound(self._source.relaxed(rows.take(index)), self._counts)
         # A closed form is infinite only where no stages fit: all tuples of the row are out by memory.
         self.by_memory += self._tuples_of(np.flatnonzero(~np.isfinite(quick)))
-        quick = self._source.demands.kept(quick, rows, exact=False)
-        return quick, np.where(np.isfinite(quick), likely, np.inf)
+        return self._source.demands.kept(quick, rows, exact=False)
 
     def degree_rows(self, rows: IntArray, wanted_s: float) -> Partial:
         """Bound degree rows, given by positions (k,), over optimistic terms and keep those below ``wanted_s``."""
