@@ -14,6 +14,7 @@ from checks.plain_terms import terms_of
 from layoutopt.optimizer.frameworks.stage_rule import FREE, Recomputation, Split, StageRule
 from layoutopt.optimizer.solve.certificate import Status
 from layoutopt.optimizer.solve.inputs import _search_from_plain
+from layoutopt.optimizer.solve.model.coefficients import _horizon_ns
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.search import bound as bounds
 from layoutopt.optimizer.solve.search.bound import (
@@ -34,7 +35,7 @@ from layoutopt.optimizer.solve.verify.claim import _all_passed, _below_s, _open_
 from layoutopt.optimizer.solve.verify.exclusion import Exclusion
 from layoutopt.optimizer.solve.verify.plain_reader import PlainReader
 from layoutopt.optimizer.solve.verify.report import Check
-from layoutopt.optimizer.solve.verify.room import may_be_below
+from layoutopt.optimizer.solve.verify.room import _before_s, may_be_below
 from layoutopt.optimizer.solve.verify.room import most_blocks as room_of_ranks
 from layoutopt.optimizer.specs.errors import InputError
 
@@ -165,6 +166,39 @@ def test_most_blocks_within_a_time() -> None:
     memory = replace(plain, capacity_bytes=np.array([6.0]))
     assert may_be_below(memory, FIVE, inf).tolist() == [True]
     assert may_be_below(replace(memory, capacity_bytes=np.array([5.9])), FIVE, inf).tolist() == [False]
+
+
+def test_chunks_before_a_rank_lengthen_its_path() -> None:
+    """Interleaved, every rank waits for the first chunks of those before it: a block each, or as many as they must hold."""
+    chunked = terms_of([3], [2], hop_s=np.array([0.5]), first_s=np.array([0.6]))
+    rank = np.arange(3)
+    passes = np.array([[False]])
+    before = _before_s(chunked, rank, passes, np.array([9]), np.array([[9.0, 1.0, 1.0]]))
+    # The embedding's 0.6 s for all but the first, two transfers for each rank, and the chunk between first and last.
+    assert before.tolist() == [pytest.approx([0.0, 0.6 + 1.0, 0.6 + 1.0 + 2.0])]
+    more = _before_s(chunked, rank, passes, np.array([9]), np.array([[9.0, 4.0, 1.0]]))
+    assert more.tolist() == [pytest.approx([0.0, 1.6, 0.6 + 4.0 + 2.0])]
+    # Where the path passes all ranks it is all their work, and the way there and back.
+    plain = terms_of([3], [1], hop_s=np.array([0.5]), first_s=np.array([0.6]))
+    whole = _before_s(plain, rank, np.array([[True]]), np.array([9]), np.ones((1, 3)))
+    assert whole.tolist() == [pytest.approx([9.6 + 2.0] * 3)]
+
+
+def test_a_horizon_is_above_every_part_of_a_step() -> None:
+    """Two for each second of a micro-batch, twice what is recomputed, and eight transfers for every chunk of a rank."""
+    plain = terms_of([2], [1])
+    base = int(_horizon_ns(plain, FIVE)[0])
+    assert base == 8 * 2 * (5 + 5 * 2 * 0.25) * 1e9 + 1
+    for name, more in (
+        ("hidden_forward_s", 80.0), ("hidden_backward_s", 80.0), ("forward_s", 80.0), ("backward_s", 80.0),
+        ("recompute_s", 160.0),
+    ):  # fmt: skip
+        longer = replace(plain, **{name: getattr(plain, name) + 1.0})
+        assert int(_horizon_ns(longer, FIVE)[0]) - base == more * 1e9
+    hop = replace(plain, hop_s=np.array([0.5]), outside_s=np.array([2.0]))
+    assert int(_horizon_ns(hop, FIVE)[0]) - base == (8 * 8 * 2 * 0.5 + 2) * 1e9
+    ends = replace(plain, head_s=np.array([[0.25, 0.5, 9.0]]), embedding_s=np.array([[1.0, 2.0, 9.0]]))
+    assert int(_horizon_ns(ends, FIVE)[0]) - base == 8 * 2 * 3.75 * 1e9
 
 
 def test_layouts_of_one_depth_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
