@@ -273,10 +273,14 @@ class Reasons(Answer):
         return f"<{self.verdict}: {self.question_line}{helps}>"
 
     def _tables(self) -> RenderableType:
+        from layoutopt.optimizer.evidence.honesty import assess_layout
         from layoutopt.optimizer.report.tables.explain import explanation_tables
 
-        name = self.options.framework.value
-        return explanation_tables(self.explanation, self.workload, self.cluster, framework=name)
+        trainer, found = self.options.framework, self.explanation
+        honesty = assess_layout(found.judgement.layout, self.workload, self.cluster, framework=trainer)
+        return explanation_tables(
+            found, self.workload, self.cluster, framework=trainer.value, honesty=honesty
+        )
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -21,6 +21,18 @@ def test_every_answer_prints_its_error_band(run: Callable[..., Result]) -> None:
     assert "not distinguishable by this model" in text and "to tell it from the next best" in text
 
 
+def test_an_explanation_says_how_sure_its_step_is(
+    run: Callable[..., Result], ask: Callable[..., dict[str, Any]]
+) -> None:
+    """Text and JSON hold the interval of the layout's step, as those of evaluate do."""
+    asked = ("explain", *QUESTION[1:], "--layout", "tp=8,zero=1", "--no-compare")
+    text = " ".join(run(*asked).stdout.split())
+    assert "(80% interval " in text and "measured runs of this kind" in text
+    priced = ask(*asked)["estimate"]
+    low, high = priced["interval_s"]["80"]
+    assert low < priced["step_time_s"] < high
+
+
 def test_near_ties_are_marked_by_the_band(ask: Callable[..., dict[str, Any]]) -> None:
     """A runner-up inside the band is not distinguishable and names one measurement; one outside it needs none."""
     plain = ask(*QUESTION, "--top", "4")

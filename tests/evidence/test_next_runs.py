@@ -241,6 +241,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "README.md").exists()
     assert "measured runs of this kind" in " ".join(told.stdout.split())
     plain = json.loads(run(*asked, "--measured", "1=9", "--json").stdout)
+    low, high = plain["step_80_s"][0]
+    assert f"{low:.3g} to {high:.3g}" in told.stdout
     spans = zip(plain["step_time_s"], plain["step_80_s"], strict=True)
     assert all(low < step_s < high for step_s, (low, high) in spans) and plain["error_band"]["rows"] > 20
     assert plain["chosen"] != 0 and len(plain["layouts"]) == 4

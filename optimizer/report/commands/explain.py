@@ -58,7 +58,7 @@ def command(
     options = _options(job, trainer)
     explanation = _explain(job, options, output, compare=not no_compare)
     answers = [_wish(job, values, options, explanation) for values in fixed]
-    _print(explanation, answers, job, output)
+    _print(explanation, answers, job, options, output)
     return OF_VERDICT[explanation.judgement.verdict.value]
 
 
@@ -98,16 +98,29 @@ def _wish(
     return why_not(job.workload, job.cluster, values, replace(options, space=space), best=found.optimum)
 
 
-def _print(found: Explanation, wishes: list[WhyNot], job: Job, output: OutputOptions) -> None:
-    if output.json:
-        from layoutopt.optimizer.report.json_forms import explanation_to_plain
+def _print(
+    found: Explanation, wishes: list[WhyNot], job: Job, options: SolveOptions, output: OutputOptions
+) -> None:
+    from layoutopt.optimizer.evidence.honesty import assess_layout
 
-        print_json(explanation_to_plain(found, wishes, job.died))
+    honesty = assess_layout(
+        found.judgement.layout, job.workload, job.cluster, framework=job.framework, cost=options.cost
+    )
+    if output.json:
+        from layoutopt.optimizer.report.json_forms import explanation_to_plain, with_interval
+
+        print_json(with_interval(explanation_to_plain(found, wishes, job.died), honesty))
         return
     from layoutopt.optimizer.report.tables.explain import explanation_tables
 
     print_tables(
         explanation_tables(
-            found, job.workload, job.cluster, framework=job.framework.value, wishes=wishes, died=job.died
+            found,
+            job.workload,
+            job.cluster,
+            framework=job.framework.value,
+            wishes=wishes,
+            died=job.died,
+            honesty=honesty,
         )
     )

@@ -87,11 +87,9 @@ def command(
         }
         print_json(with_remarks(plain, workload.model))
     else:
-        from layoutopt.optimizer.report.tables.honesty import brief_lines
         from layoutopt.optimizer.report.tables.next_runs import next_runs_tables
 
-        sure = brief_lines(judged.band) if judged else []
-        print_tables(next_runs_tables(found, len(runs) + len(readings), sure))
+        print_tables(next_runs_tables(found, len(runs) + len(readings), judged))
     return ExitCode.OK
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 from layoutopt.optimizer.report.tables.answer import REASONS, headline, layout_section
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
 from layoutopt.optimizer.report.tables.header import header_table
+from layoutopt.optimizer.report.tables.honesty import honesty_section
 from layoutopt.optimizer.report.tables.layout import layout_text
 from layoutopt.optimizer.report.tables.plan import suggestion_words
 from layoutopt.optimizer.solve.explain.changes import DERIVED
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.interop.records import OutOfMemory
     from layoutopt.optimizer.solve.explain.records import Explanation, FullestRank, Gap, Remedy, WhyNot
     from layoutopt.optimizer.specs.cluster import ClusterSpec
@@ -37,10 +39,11 @@ def explanation_tables(
     framework: str,
     wishes: Sequence[WhyNot] = (),
     died: Sequence[OutOfMemory] = (),
+    honesty: Honesty | None = None,
 ) -> RenderableType:
-    """Show why a layout gets its verdict and what the cheapest changes are."""
+    """Show why a layout gets its verdict, how sure its step is, and what the cheapest changes are."""
     judged = found.judgement
-    parts: list[RenderableType] = [headline(judged), header_table(workload, cluster, framework)]
+    parts: list[RenderableType] = [headline(judged, honesty), header_table(workload, cluster, framework)]
     if judged.reasons:
         parts.append(section(REASONS[judged.verdict.value], bullets(judged.reasons)))
     # The whole layout: a user's text may have left most of it open.
@@ -58,6 +61,8 @@ def explanation_tables(
     parts.extend(_wish_section(wish) for wish in wishes)
     if found.advice:
         parts.append(section("Runs, but costs", bullets(str(rule) for rule in found.advice)))
+    if honesty is not None and judged.estimate is not None:
+        parts.append(honesty_section(honesty, brief=True))
     return Group(*parts)
 
 

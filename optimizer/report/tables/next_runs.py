@@ -9,6 +9,7 @@ from rich.text import Text
 
 from layoutopt.optimizer.evidence.next_runs import LEAST_GAIN, STEPS, ProbeKind
 from layoutopt.optimizer.report.tables.console import bullets, grid, section
+from layoutopt.optimizer.report.tables.honesty import brief_lines
 from layoutopt.optimizer.report.tables.layout import layout_text
 from layoutopt.optimizer.report.tables.short import interval_cell, interval_note
 from layoutopt.optimizer.specs.units import format_bytes, format_seconds
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
     from layoutopt.optimizer.solve.pareto import Front, FrontPoint
 
 
-def next_runs_tables(found: NextRuns, runs: int, sure: Sequence[str] = ()) -> RenderableType:
+def next_runs_tables(found: NextRuns, runs: int, judged: Honesty | None = None) -> RenderableType:
     """Show the layouts with their chances, what to measure, what it would tell, and how far such runs were off."""
+    sure = brief_lines(judged.band) if judged else []
     return Group(
         Text(_headline(found, runs), style="bold"),
-        _layouts(found),
+        _layouts(found, judged),
         _measurements(found),
         *([section("How sure", bullets(sure))] if sure else []),
     )
@@ -42,14 +44,26 @@ def _headline(found: NextRuns, runs: int) -> str:
     )
 
 
-def _layouts(found: NextRuns) -> RenderableType:
+def _layouts(found: NextRuns, judged: Honesty | None) -> RenderableType:
     rows = [
-        (f"{place}", format_seconds(seconds), f"{chance:.0%}", layout_text(layout))
+        (
+            f"{place}",
+            format_seconds(seconds),
+            _interval(seconds, judged),
+            f"{chance:.0%}",
+            layout_text(layout),
+        )
         for place, (layout, seconds, chance) in enumerate(
             zip(found.layouts, found.step_time_s, found.chances, strict=True), start=1
         )
     ]
-    return section("Layouts", grid(["", "step", "fastest", "layout"], rows, left=(3,)))
+    note = front_note([judged])
+    return section("Layouts", grid(["", "step", "80%, s", "fastest", "layout"], rows, left=(4,)), note=note)
+
+
+def _interval(step_s: float, judged: Honesty | None) -> str:
+    low, high = (None, None) if judged is None else judged.intervals_s(step_s)["80"]
+    return interval_cell(low, high, None if judged is None else judged.band.rows)
 
 
 def _measurements(found: NextRuns) -> RenderableType:
@@ -142,11 +156,10 @@ def front_rows(front: Front, judged: Sequence[Honesty | None]) -> list[list[str]
 
 def _front_row(front: Front, point: FrontPoint, judged: Honesty | None) -> list[str]:
     memory, step_s = point.estimate.memory, point.estimate.step_time_s
-    low, high = (None, None) if judged is None else judged.intervals_s(step_s)["80"]
     return [
         *(value_words(value, unit) for value, unit in zip(point.values, front.units, strict=True)),
         format_seconds(step_s),
-        interval_cell(low, high, None if judged is None else judged.band.rows),
+        _interval(step_s, judged),
         f"{memory.peak_bytes / memory.capacity_bytes:.0%}",
         layout_text(point.layout) + ("" if point.proven else " (not proven)"),
     ]
