@@ -219,7 +219,7 @@ class Assembly:
             ),
             copies=copies,
             folded=schedule.folded,
-            boundary_bytes=cost.boundary_bytes(batch),
+            boundary_bytes=cost.received_bytes(batch),
             graphs=self._graph_bytes(),
             ideal=cost.ideal,
             any_set=self.view.any_set,

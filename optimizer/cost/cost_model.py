@@ -309,10 +309,19 @@ class CostModel:
 
         The mean of activations and their gradients, of which every micro-batch sends one each.
         """
-        tokens = batch.micro_batch * self.training.sequence_length / batch.cp
         ways = (self.preset.partitioned_sends, self.preset.partitioned_gradients)
-        share = sum(1.0 / np.where((batch.sp > 0) | parted, batch.tp, 1) for parted in ways) / len(ways)
-        return np.asarray(2.0 * tokens * self.model.hidden * share)
+        return np.asarray(sum(self._share_bytes(batch, parted=parted) for parted in ways) / len(ways))
+
+    def received_bytes(self, batch: LayoutBatch) -> FloatArray:
+        """Bytes (n,) of memory that one stage boundary's tensor takes on a rank that received it."""
+        return self._share_bytes(
+            batch, parted=self.preset.partitioned_sends and not self.preset.gathers_received
+        )
+
+    def _share_bytes(self, batch: LayoutBatch, *, parted: bool) -> FloatArray:
+        """Bytes (n,) of a stage boundary's tensor, ``parted`` among tensor-parallel ranks also without sharded sequences."""
+        tokens = batch.micro_batch * self.training.sequence_length / batch.cp
+        return np.asarray(2.0 * tokens * self.model.hidden / np.where((batch.sp > 0) | parted, batch.tp, 1))
 
     def shared_bytes(self, batch: LayoutBatch, held: RankParameters) -> FloatArray:
         """Bytes (n,) of the gradients of weights that two ranks of a pipeline hold; ``held`` are a rank's blocks."""

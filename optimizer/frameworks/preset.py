@@ -83,7 +83,7 @@ class FrameworkPreset:
     micro-batch alone (``no_sync``).
     ``zero1_all_reduce``: ZeRO-1 reduces whole gradients on every rank.
     ``partitioned_sends``: tensor-parallel ranks send a share each of activations between pipeline stages and gather it
-    there, ``partitioned_gradients``: of their gradients.
+    there, ``partitioned_gradients``: of their gradients; ``gathers_received``: into whole tensors of their own.
     ``host_layer_s`` is host time of one dense layer's forward, ``host_step_s`` per optimizer step.
     ``blocking_launches``: the host waits for every kernel that it launches (CUDA_LAUNCH_BLOCKING=1), and so the GPU for it.
     ``adds_gradients``: a kernel of its own adds each 16-bit gradient to the gradient buffer, instead of the epilogue of
@@ -174,6 +174,7 @@ class FrameworkPreset:
     fp8_attention: bool
     partitioned_sends: bool
     partitioned_gradients: bool
+    gathers_received: bool
     adds_gradients: bool
     reserved_sm_share: float
     grouped_experts: bool

@@ -15,7 +15,7 @@ from layoutopt.optimizer.evidence.metrics import (
     summarize,
     summarize_ranking,
 )
-from layoutopt.optimizer.evidence.predict import predict
+from layoutopt.optimizer.evidence.predict import predict, preset_of
 from layoutopt.optimizer.evidence.validate import ranked_groups
 
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ class Term:
 
     def step_time_s(self, case: Case, whole: Prediction | None = None) -> float:
         """Return predicted seconds without the term; ``whole``: the prediction with it, if known."""
-        same = whole is not None and not self.values and self.change is None
-        result = whole if same else predict(self.change(case) if self.change else case, self.values)
+        changed = self.change(case) if self.change else case
+        same = whole is not None and not self.values and changed is case
+        result = whole if same else predict(changed, self.values)
         assert result is not None
         return result.step_time_s - sum(result.breakdown_s[part] for part in self.parts)
 
@@ -68,7 +69,8 @@ def _without_adding(case: Case) -> Case:
 
 
 def _running_ahead(case: Case) -> Case:
-    return replace(case, switches={**case.switches, "blocking_launches": False})
+    blocks = preset_of(case).blocking_launches
+    return replace(case, switches={**case.switches, "blocking_launches": False}) if blocks else case
 
 
 _MEMORY_SPEEDS = tuple(

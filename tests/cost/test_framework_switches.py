@@ -79,6 +79,17 @@ def test_each_way_of_a_send_is_shared_out_for_itself() -> None:
     assert seconds[2] - seconds[1] == pytest.approx(seconds[1] - seconds[0], rel=0.02)
 
 
+def test_shares_that_are_gathered_after_a_send_take_whole_tensors_of_memory() -> None:
+    """As much as where whole tensors were sent, in less time."""
+    layout = "tp=8,pp=8,mb=1,zero=1,sp=0"
+    shares, gathered, whole = (
+        price(layout, partitioned_sends=sends, partitioned_gradients=sends, gathers_received=gathers)
+        for sends, gathers in ((True, False), (True, True), (False, False))
+    )
+    assert shares.memory.peak_bytes < gathered.memory.peak_bytes == whole.memory.peak_bytes
+    assert gathered.step_time_s == shares.step_time_s < whole.step_time_s
+
+
 def test_positions_spelled_out_for_every_element_are_written_and_read() -> None:
     """16 bytes for every element of routed rows, written, read and read again in the backward pass."""
     layout = "ep=8,mb=1,zero=1,pp=8,tp=1"

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
     from layoutopt.optimizer.evidence.run import MeasuredRun
 
-OTHER_RUNS = ("context-parallel traffic", "gradients added by own kernels", "casts to 8 bits")
+OTHER_RUNS = (
+    "context-parallel traffic",
+    "gradients added by own kernels",
+    "launches that block",
+    "casts to 8 bits",
+)
 """Terms that a made-up run of experts under Megatron in 16 bits does not have."""
 
 
@@ -48,6 +53,10 @@ def test_most_terms_matter_to_such_a_run(experts: Case) -> None:
     [
         ("context-parallel traffic", {"cp": 8, "dp": 1}),
         ("gradients added by own kernels", {"framework": "nanotron"}),
+        (
+            "launches that block",
+            {"source": "bigscience-workshop/bigscience", "n_gpus": 512, "tp": 8, "pp": 1, "dp": 64},
+        ),
         ("casts to 8 bits", {"precision": "fp8"}),
     ],
 )
