@@ -82,11 +82,12 @@ def work_s(terms: StageTerms, counts: IntArray) -> FloatArray:
 
 
 def mean_rank_s(terms: StageTerms, counts: IntArray) -> FloatArray:
+    """Return the seconds (n,) of a micro-batch on the mean rank, of the model's ends where one takes longer alone."""
     return np.maximum(work_s(terms, counts) / terms.pp, np.maximum(terms.first_s, terms.last_s))
 
 
 def whole_blocks_s(terms: StageTerms, blocks: int) -> FloatArray:
-    """Return the least time at which the ranks hold ``blocks`` whole blocks of the fastest kind."""
+    """Return the least time (n,) at which the ranks hold ``blocks`` whole blocks of the fastest kind."""
     block_s = np.maximum(terms.layer_s.min(axis=1), TINY)
     alone = terms.pp == 1
     first = (terms.first_s + np.where(alone, terms.last_s, 0.0)) / block_s
@@ -109,7 +110,7 @@ def whole_blocks_s(terms: StageTerms, blocks: int) -> FloatArray:
 
 
 def memory_fits(terms: StageTerms, blocks: int) -> NDArray[np.bool_]:
-    """Tell whether the ranks can hold all blocks when each block takes the least memory of any kind and mode."""
+    """Tell (n,) whether the ranks can hold all blocks when each block takes the least memory of any kind and mode."""
     again = np.minimum(terms.layer_activation_bytes, terms.recomputed_activation_bytes)
     activation = np.where(terms.may_recompute[:, None], again, terms.layer_activation_bytes)
     room = terms.capacity_bytes[:, None] - own_bytes(terms)

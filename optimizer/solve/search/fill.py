@@ -54,7 +54,7 @@ class Filling:
         return totals
 
     def equal_chunks(self) -> IntArray:
-        """Return the blocks of every rank, none with more than if all chunks were equal, as far as possible."""
+        """Return the blocks of every rank (n, P), none with more than if all chunks were equal, as far as possible."""
         even = self._terms.vp * -(-int(self._counts.sum()) // (self._terms.pp * self._terms.vp))
         capped = copy(self)
         capped.most = np.minimum(self.most, np.maximum(even[:, None], self._cases.fewest))
