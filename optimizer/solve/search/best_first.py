@@ -184,12 +184,12 @@ class BestFirst:
     def _try_likely(self) -> None:
         """Look for a good layout among tuples that are likely to be the fastest, and then around it."""
         first = FirstTuples(self.source, self._out_of_time)
-        best = self._best_likely(first.of_all_depths(lambda: self._best.step_s))
+        best = self._best_likely(first.of_all_depths(self._limit_s))
         for _ in range(self._patience):
             # The other half of a short limit is for what all rows take at least.
             if best is None or self._stopped() or self._deadline.half_over:
                 break
-            best = self._best_likely(first.near(best, lambda: self._best.step_s))
+            best = self._best_likely(first.near(best, self._limit_s))
 
     def _best_likely(self, portions: Iterator[list[Waiting]]) -> Waiting | None:
         """Construct stages of tuples until some in a row are no better, and enumerate those of the best.

@@ -28,7 +28,7 @@ SHAPE = ("tp", "cp", "pp", "micro_batch", "ep")
 SPREAD = 1_000_003
 """A prime that tells shapes apart as digits of one number."""
 
-SHAPES, LEFT, PER_SHAPE = 96, 6, 4
+SHAPES, LEFT, PER_SHAPE = 64, 6, 4
 """Shapes of one pipeline depth whose modifiers are looked at, those of them that are likely to be fast with these, and
 numbers of chunks tried of each."""
 
@@ -44,7 +44,7 @@ FEW, ORDERS = 2, 2
 FOLLOWED = 192
 """Choices that are followed at each step, as many of each pipeline depth."""
 
-AT_ONCE, FEWEST, BLOCKS = 64, 8, 8_192
+AT_ONCE, FEWEST, BLOCKS = 32, 8, 8_192
 """Tuples whose stages are constructed together, the likeliest first, for the others to be compared with; fewer of deep
 models, whose first ones take long: so many that they hold that many blocks."""
 
@@ -69,9 +69,11 @@ class FirstTuples:
         # Few chunks tell which shapes are fast; the numbers of chunks of these are compared afterwards.
         few = np.flatnonzero(few_chunks(degrees))
         rows = few[likely_rows(degrees.take(few), self._of(few), SHAPES)]
+        rows = rows[self._likely[rows] < below_s()]
         if not len(rows) or self._stopped():
             return
         guess = self._chosen_s(rows)
+        guess = np.where(guess < below_s(), guess, np.inf)
         rows = rows[likely_rows(degrees.take(rows), guess, LEFT)]
         key = shapes(degrees)
         rows = np.flatnonzero(
