@@ -12,14 +12,22 @@ from checks.operations import terms_of
 
 from layoutopt.optimizer.cost.batch import CODES, DEGREES, Codebook, LayoutBatch
 from layoutopt.optimizer.cost.orders import HopOverlap
-from layoutopt.optimizer.frameworks.stage_rule import FREE, MEGATRON, NEAR_EQUAL, StageRule
+from layoutopt.optimizer.cost.step import step_s
+from layoutopt.optimizer.frameworks.stage_rule import (
+    FREE,
+    MEGATRON,
+    NEAR_EQUAL,
+    Recomputation,
+    StageRule,
+)
 from layoutopt.optimizer.solve.model.coefficients import rounding_s
 from layoutopt.optimizer.solve.model.cp_model import CpModel, SliceStatus
 from layoutopt.optimizer.solve.model.paths import Paths
 from layoutopt.optimizer.solve.model.slices import tuple_slice
 from layoutopt.optimizer.solve.search.bound import lower_bound
-from layoutopt.optimizer.solve.search.construct import good_stages
+from layoutopt.optimizer.solve.search.construct import by_chunk, good_stages
 from layoutopt.optimizer.solve.search.enumerate_stages import fastest_stages
+from layoutopt.optimizer.solve.search.mean_blocks import is_long, mean_blocks
 from layoutopt.optimizer.solve.verify.program import MARGIN, OwnPaths, ProgramOutcome, look_for_faster
 from layoutopt.optimizer.solve.verify.room import may_be_below
 from layoutopt.optimizer.specs.vocabulary import Schedule
@@ -83,6 +91,41 @@ def test_bounds_and_enumeration(schedule: Schedule, rule: str) -> None:
         assert just.blocks is not None or not just.proven
     assert excluded >= (1 if rule == "near-equal" else 5)
     assert decided >= 3 or rule == "near-equal"
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("schedule", list(SHAPES))
+def test_bounds_of_mean_blocks(schedule: Schedule, rule: str) -> None:
+    """What holds for a stack of one mean kind is no more than the best of the alternating one, which it is near to."""
+    share = []
+    for terms, counts, own, best in cases(schedule, RULES[rule], 24):
+        if best is None:
+            continue
+        anywhere = own.recomputation is Recomputation.PER_RANK
+        one, number = mean_blocks(terms, counts, own.order, anywhere=anywhere)
+        bound = lower_bound(one, number, replace(own, order=()))[0]
+        assert bound <= best.step_time_s * (1 + 1e-9)
+        share.append(bound / best.step_time_s)
+    assert max(share) > 0.6
+
+
+def test_long_stacks_are_bounded_as_mean_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand layers that alternate: mixes in coarse steps give every rank blocks for nothing."""
+    rng = np.random.default_rng(7)
+    order = tuple([0, 1] * 500)
+    counts = np.array([500, 500])
+    assert is_long(order, counts)
+    assert not is_long(order[:60], counts // 16)
+    terms = terms_of(rng, Schedule.ONE_F_ONE_B, 32, 1, 64, 2, overlap=HopOverlap.ALL)
+    terms.capacity_bytes[0] = np.inf
+    bound = lower_bound(terms, counts, replace(MEGATRON, order=order))[0]
+    own = replace(MEGATRON, order=order)
+    blocks, again = by_chunk(terms, good_stages(terms, counts, own), counts, own)
+    assert blocks.sum() == 1000
+    assert bound <= step_s(terms, 0, blocks[None], again[None])[0]
+    for room in ("bound", "mean_blocks"):
+        monkeypatch.setattr(f"layoutopt.optimizer.solve.search.{room}.is_long", lambda *_: False)
+    assert bound > 1.05 * lower_bound(terms, counts, own)[0]
 
 
 @pytest.mark.parametrize("rule", RULES)

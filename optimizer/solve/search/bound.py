@@ -20,6 +20,7 @@ from layoutopt.optimizer.frameworks.stage_rule import Recomputation
 from layoutopt.optimizer.solve.search.capacity import SLACK, TINY, RankCapacity, at_most, mixes
 from layoutopt.optimizer.solve.search.cases import Cases, free_cases, stage_cases
 from layoutopt.optimizer.solve.search.floors import PLAIN, HeldBlocks, runs
+from layoutopt.optimizer.solve.search.mean_blocks import is_long, mean_blocks, shortened
 from layoutopt.optimizer.solve.splits import fewest_in
 from layoutopt.optimizer.specs.vocabulary import Schedule
 
@@ -141,6 +142,10 @@ def lower_bound(
     """
     bound = np.full(len(terms), np.inf)
     blocks = int(counts.sum())
+    if is_long(rule.order, counts):
+        anywhere = rule.recomputation is Recomputation.PER_RANK
+        terms, counts = mean_blocks(terms, counts, rule.order, anywhere=anywhere)
+        rule = replace(rule, order=())
     for index, part in by_depth(terms):
         least = _over_cases(part, counts, free_cases(part, blocks, rule), cutoff_s)
         bound[index] = least
@@ -211,6 +216,7 @@ class CaseBounds:
 
 def case_bounds(terms: StageTerms, counts: IntArray, cases: Cases, cutoff_s: float = np.inf) -> CaseBounds:
     """Bound each case, for blocks by kind (K,); see ``lower_bound``."""
+    terms, counts, cases = shortened(terms, counts, cases)
     bound, slowest = np.full(len(cases), np.inf), np.full(len(cases), np.inf)
     problem = _Bottleneck(terms, counts, cases)
     # Without a limit of time memory alone decides; what fails here fits nowhere.

@@ -158,6 +158,9 @@ class _Search:
                     break
                 options = self.ranks.options(number, self._wanted_s)
                 if options is None:
+                    # what takes too long takes longer with more recomputed blocks
+                    if number is None or self.ranks.options(number, self._wanted_s, memory=False) is None:
+                        break
                     continue
                 # Only a number with options was a try.
                 tried += 1

@@ -7,6 +7,7 @@ last one, which is not known yet: every way that the ranks' sizes leave is tried
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -110,11 +111,23 @@ def kinds_at(order: tuple[int, ...], kinds: int, start: IntArray, sizes: IntArra
 
 
 def least_in_a_row(order: tuple[int, ...], seconds: FloatArray) -> FloatArray:
-    """Return the least seconds of so many blocks in a row, (..., blocks + 1); ``seconds`` (..., K) are those of one."""
-    spent = seconds @ kinds_before(order, seconds.shape[-1]).T
-    blocks = spent.shape[-1] - 1
-    least = [(spent[..., size:] - spent[..., : blocks + 1 - size]).min(axis=-1) for size in range(blocks + 1)]
-    return np.stack(least, axis=-1)
+    """Return the least seconds of so many blocks in a row, (n, blocks + 1); ``seconds`` (n, K) are those of one."""
+    least: FloatArray = (seconds @ _in_a_row(order, seconds.shape[-1])).min(axis=0)
+    return least
+
+
+@lru_cache(maxsize=8)
+def _in_a_row(order: tuple[int, ...], kinds: int) -> IntArray:
+    """Return the blocks of each kind in all rows of so many blocks, (w, K, blocks + 1), those alike once."""
+    before = kinds_before(order, kinds)
+    blocks = len(order)
+    ways = [np.unique(before[size:] - before[: blocks + 1 - size], axis=0) for size in range(blocks + 1)]
+    # of shorter lists the first is repeated
+    found = np.empty((max(map(len, ways)), kinds, blocks + 1), dtype=np.int64)
+    for size, way in enumerate(ways):
+        found[:, :, size] = way[0]
+        found[: len(way), :, size] = way
+    return found
 
 
 def ways_from(state: IntArray, start: IntArray) -> tuple[IntArray, IntArray]:
