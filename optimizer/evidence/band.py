@@ -11,7 +11,7 @@ from layoutopt.optimizer.frameworks.registry import Framework
 from layoutopt.optimizer.specs.document import packaged
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.vocabulary import Precision
@@ -32,8 +32,8 @@ class Band:
     """Errors of one family of runs as shares of the measured step time.
 
     ``rows`` measured runs state everything that decides their price; 0 for a family without any, and where the question is
-    ``outside`` what was measured (which of GPU, node size, fabric and frozen parts no run has): figures are then those of
-    all families. ``median_ape``, ``p90_ape`` and ``bias`` are with constants fitted to all
+    ``outside`` what was measured (which of GPU, node size, fabric and frozen parts no run has): figures are then the wider
+    ones of the family and of all. ``median_ape``, ``p90_ape`` and ``bias`` are with constants fitted to all
     runs, ``unseen_*`` with the run's own publication left out of the fit: what to expect of a new cluster.
     ``indistinct`` is the relative distance of two predictions from which on nine of ten pairs of layouts are
     expected in the right order. ``ratios`` are measured over predicted between which 50, 80 and 95% of runs of
@@ -51,6 +51,15 @@ class Band:
     indistinct: float
     ratios: Mapping[str, Span]
     seen_ratios: Mapping[str, Span]
+
+    @property
+    def kinds(self) -> str:
+        """Whose runs the figures are."""
+        if self.rows:
+            return f"this kind ({self.family})"
+        return (
+            f"{self.family} or all kinds (the wider)" if self.family in bands()["families"] else "all kinds"
+        )
 
     def intervals_s(self, step_time_s: float, *, calibrated: bool) -> dict[str, Span]:
         """Return the lower and upper step time (seconds) between which 50, 80 and 95% of such runs are expected."""
@@ -86,21 +95,22 @@ def error_band(
     family = family_of(model, cluster.gpu, precision, framework).value
     families: Mapping[str, Mapping[str, float]] = bands()["families"]
     outside = "models with frozen parts" if workload.training.frozen else unmeasured(cluster)
-    # A family's runs say nothing of a GPU or fabric that none of them had, so that its narrower figures would be a boast.
-    known = family in families and not outside
-    entry = families[family] if known else families[ALL]
+    # A family's runs say nothing of a GPU or fabric that none of them had, so that their figures would be a boast there;
+    # those of all rows would be one of a family that is predicted worse than the rest, as experts are.
+    named = [family] if family in families else []
+    names = named if named and not outside else [ALL, *named]
     return Band(
         family=family,
         outside=outside,
-        rows=int(entry["rows"]) if known else 0,
-        median_ape=entry["median_ape"],
-        p90_ape=entry["p90_ape"],
-        bias=entry["bias"],
-        unseen_median_ape=entry["unseen_median_ape"],
-        unseen_p90_ape=entry["unseen_p90_ape"],
+        rows=int(families[family]["rows"]) if names == [family] else 0,
+        median_ape=_largest("median_ape", names),
+        p90_ape=_largest("p90_ape", names),
+        bias=_largest("bias", names),
+        unseen_median_ape=_largest("unseen_median_ape", names),
+        unseen_p90_ape=_largest("unseen_p90_ape", names),
         indistinct=bands()["indistinct"]["moe" if model.is_moe else "dense"],
-        ratios=_ratios("step", family if known else ALL, "unseen"),
-        seen_ratios=_ratios("step", family if known else ALL, "seen"),
+        ratios=_widest("step", names, "unseen"),
+        seen_ratios=_widest("step", names, "seen"),
     )
 
 
@@ -115,12 +125,21 @@ def memory_ratios(framework: Framework) -> dict[str, Span]:
     A trainer without a run that reports its memory has the figures of all.
     """
     name = framework.value if framework.value in intervals()["memory"] else ALL
-    return _ratios("memory", name, "unseen")
+    return _widest("memory", [name], "unseen")
 
 
-def _ratios(quantity: str, family: str, kind: str) -> dict[str, Span]:
-    table: Mapping[str, tuple[float, float]] = intervals()[quantity][family][kind]
-    return {name: (low, high) for name, (low, high) in table.items()}
+def _largest(error: str, names: Sequence[str]) -> float:
+    """Return the error of the families named that is furthest from 0."""
+    return max((float(bands()["families"][name][error]) for name in names), key=abs)
+
+
+def _widest(quantity: str, names: Sequence[str], kind: str) -> dict[str, Span]:
+    """Return the spans that hold those of every family named."""
+    tables: list[Mapping[str, Span]] = [intervals()[quantity][name][kind] for name in names]
+    return {
+        share: (min(table[share][0] for table in tables), max(table[share][1] for table in tables))
+        for share in tables[0]
+    }
 
 
 def unmeasured(cluster: ClusterSpec) -> str:

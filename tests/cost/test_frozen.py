@@ -146,7 +146,7 @@ def test_the_proven_layout_of_a_partly_frozen_model_needs_less() -> None:
 
 
 def test_no_measured_run_is_claimed() -> None:
-    """No run of the tables freezes parts: the band is that of all kinds, and says so."""
+    """No run of the tables freezes parts: the band is the wider of its family's and that of all kinds, and says so."""
     cluster = load_cluster("h100x8")
     bands = [error_band(asked(DENSE, *frozen), cluster, Precision.BF16) for frozen in ((), (FrozenPart.MLP,))]
     assert bands[0].rows > 0 and bands[1].rows == 0

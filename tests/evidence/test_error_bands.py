@@ -171,7 +171,7 @@ def test_the_simple_model_has_no_band(plan: Plan, workload: Workload) -> None:
     ],
 )
 def test_clusters_without_a_run_say_so(cluster: str, outside: str) -> None:
-    """A GPU, a node size or a fabric that no row has: no rows are claimed, and the figures are the wide ones of all."""
+    """A GPU, a node size or a fabric that no row has: no rows are claimed, and the figures are the wider ones."""
     h100 = load_cluster("h100x64")
     changed = {
         "nodes of 4": replace(h100, gpus_per_node=4),
@@ -186,6 +186,31 @@ def test_clusters_without_a_run_say_so(cluster: str, outside: str) -> None:
         assert found.unseen_p90_ape == bands()["families"][ALL]["unseen_p90_ape"]
         assert f"none on {outside}" in band_lines(found)[0]
         assert band_lines(found)[0].startswith("no measured run of this kind")
+
+
+@pytest.mark.parametrize(
+    "model", ["mixtral-8x7b", "deepseek-v3", "llama3-70b"], ids=lambda name: f"unmeasured {name}"
+)
+def test_an_unmeasured_cluster_is_never_surer_than_a_measured_one(model: str) -> None:
+    """On a GPU, node size or fabric that no run has, no figure is narrower than the same family's or that of all runs."""
+    asked, h100 = load_workload(model), load_cluster("h100x64")
+    unknown = [
+        load_cluster(name) for name in ("l40sx16", "h200x64", "h20x64", "mi300xx64", "a100-80g-pciex64")
+    ]
+    unknown += [replace(h100, gpus_per_node=4), replace(h100, fabric=NetworkFabric.SLINGSHOT)]
+    every = bands()["families"][ALL]
+    for cluster in unknown:
+        found = error_band(asked, cluster, Precision.BF16)
+        assert found.outside and found.rows == 0, cluster.name
+        own = bands()["families"].get(found.family, every)
+        for error in ("median_ape", "p90_ape", "unseen_median_ape", "unseen_p90_ape"):
+            assert getattr(found, error) == max(own[error], every[error]), (cluster.name, error)
+        assert abs(found.bias) == max(abs(own["bias"]), abs(every["bias"]))
+        steps = intervals()["step"]
+        for kind, spans in (("unseen", found.ratios), ("seen", found.seen_ratios)):
+            for name in {ALL, found.family} & set(steps):
+                for share, (low, high) in steps[name][kind].items():
+                    assert spans[share][0] <= low <= high <= spans[share][1], (cluster.name, kind, share)
 
 
 def test_what_was_measured_is_what_the_tables_hold() -> None:

@@ -47,7 +47,7 @@ def band_lines(band: Band) -> list[str]:
         )
     else:
         kind = f"{band.family}; none on {band.outside}" if band.outside else band.family
-        first = f"no measured run of this kind ({kind}): the figures are those of all kinds"
+        first = f"no measured run of this kind ({kind}): the figures are those of {band.kinds}"
     second = (
         f"runs of a publication that the fit had not seen: {band.unseen_median_ape:.0%} in the median, nine of ten "
         f"within {band.unseen_p90_ape:.0%}; a few own runs remove most of it (layoutopt calibrate)"
@@ -60,7 +60,7 @@ def brief_lines(band: Band) -> list[str]:
     seen = (
         f"{band.rows} measured runs of this kind ({band.family}) are {band.median_ape:.0%} off in the median"
         if band.rows
-        else f"no measured run of this kind ({band.outside or band.family}), so the error of all kinds"
+        else f"no measured run of this kind ({band.outside or band.family}), so the error of {band.kinds}"
     )
     # A new cluster is none of those that were fitted: it can expect the error of publications left out.
     off, most = band.unseen_median_ape, band.unseen_p90_ape
@@ -81,7 +81,7 @@ def sure_lines(asked: Iterable[tuple[Workload, ClusterSpec, Precision]], framewo
 def range_section(band: Band, *, calibrated: bool) -> RenderableType:
     """Say where the range of a plan's days comes from."""
     low, high = (band.seen_ratios if calibrated else band.ratios)["80"]
-    kind = f"measured runs of this kind ({band.family})" if band.rows else "measured runs of all kinds"
+    kind = f"measured runs of {band.kinds}"
     runs = (
         f"{kind} after three own ones" if calibrated else f"{kind} of publications that the fit had not seen"
     )

@@ -200,4 +200,8 @@ def interval_cell(low_s: float | None, high_s: float | None, measured_runs: int 
 def interval_note(measured_runs: Iterable[int | None]) -> str:
     """Explain the mark of ``interval_cell`` where a row of a table bears it; None: a row without an interval."""
     marked = any(runs == 0 for runs in measured_runs)
-    return f"{UNMEASURED}: no measured run of this kind, the interval is that of all kinds" if marked else ""
+    return (
+        f"{UNMEASURED}: no measured run of this kind, hence the wider interval of its family and all kinds"
+        if marked
+        else ""
+    )
