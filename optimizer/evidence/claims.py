@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from layoutopt.optimizer.evidence.band import bands
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from layoutopt.optimizer.cost.components import Component
+    from layoutopt.optimizer.evidence.band import Band
 
 MOST_CARRIERS = 3
 LEAST_SHARE = 0.1
@@ -18,6 +20,22 @@ LEAST_SHARE = 0.1
 
 FEW_ROWS = 30
 """Measured runs below which a component's price rests on little evidence."""
+
+
+class ClaimSize(StrEnum):
+    """What the error of predictions says of a gain."""
+
+    INDISTINCT = "indistinct"
+    PLAUSIBLE = "plausible"
+    DOUBTFUL = "doubtful"
+
+
+def claim_size(gain: float, band: Band) -> ClaimSize:
+    """Return whether the cost model can tell a gain (relative), and whether measured runs bear it out so far."""
+    if gain < band.indistinct:
+        return ClaimSize.INDISTINCT
+    # Beyond what nine of ten predictions are off by, a gain is rather an error of the model than a discovery.
+    return ClaimSize.DOUBTFUL if gain > band.unseen_p90_ape else ClaimSize.PLAUSIBLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,12 +6,13 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from layoutopt.optimizer.evidence.claims import carriers
+from layoutopt.optimizer.evidence.claims import carriers, claim_size
 from layoutopt.optimizer.specs.canonical import Form, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.diagnose.constants import TermCalibration
     from layoutopt.optimizer.diagnose.diagnosis import Diagnosis
     from layoutopt.optimizer.diagnose.log_diagnosis import LogDiagnosis
@@ -204,13 +205,15 @@ def plan_to_plain(plan: Plan, honesty: Honesty | None = None) -> Plain:
     if plan.estimate is not None:
         for other, slower in zip(plain["alternatives"], plan.alternatives, strict=True):
             # By component, with the measured runs of each: what a claim of a gain rests on.
-            found = carriers(plan.estimate.breakdown_s, slower.estimate.breakdown_s)
-            other["carried_by"] = [
-                {"component": one.component.value, "share": one.share, "rows": one.rows} for one in found
-            ]
+            other["carried_by"] = _carried_by(plan.estimate, slower.estimate)
     choice = {} if honesty.choice is None else {"choice": to_plain(honesty.choice)}
     robust = {} if honesty.robust is None else {"robust": to_plain(honesty.robust)}
     return plain | {"error_band": to_plain(honesty.band)} | choice | robust
+
+
+def _carried_by(faster: Estimate, slower: Estimate) -> list[Plain]:
+    found = carriers(faster.breakdown_s, slower.breakdown_s)
+    return [{"component": one.component.value, "share": one.share, "rows": one.rows} for one in found]
 
 
 def with_interval(plain: Plain, honesty: Honesty | None) -> Plain:
@@ -247,11 +250,31 @@ def space_to_plain(space: Space) -> Plain:
 
 
 def explanation_to_plain(
-    found: Explanation, wishes: Sequence[WhyNot] = (), died: Sequence[OutOfMemory] = ()
+    found: Explanation,
+    wishes: Sequence[WhyNot] = (),
+    died: Sequence[OutOfMemory] = (),
+    honesty: Honesty | None = None,
 ) -> Plain:
-    """Write an explanation: the verdict as ``evaluate`` writes it, and beside it what to do about it."""
-    plain: Plain = to_plain(found.judgement) | to_plain(found)
-    return plain | {"why_not": to_plain(wishes), "out_of_memory": to_plain(died)}
+    """Write an explanation: the verdict as ``evaluate`` writes it, and beside it what to do about it.
+
+    With ``honesty`` the gap and every wish have what carries them, with the measured runs that test each part, and
+    whether predictions of the kind can bear a claim of that size (``claim``).
+    """
+    plain: Plain = to_plain(found.judgement) | to_plain(found) | {"why_not": to_plain(wishes)}
+    if honesty is not None:
+        for one, wish in zip(plain["why_not"], wishes, strict=True):
+            one |= _claim(wish.best.estimate, wish.plan.estimate, wish.slower, honesty)
+        if found.gap is not None and found.optimum is not None:
+            best, given = found.optimum.estimate, found.judgement.estimate
+            plain["gap"] |= _claim(best, given, found.gap.slower, honesty)
+    return with_interval(plain | {"out_of_memory": to_plain(died)}, honesty)
+
+
+def _claim(faster: Estimate | None, slower: Estimate | None, gain: float | None, honesty: Honesty) -> Plain:
+    if faster is None or slower is None or gain is None:
+        return {"carried_by": [], "claim": None}
+    size = claim_size(gain, honesty.band).value
+    return {"carried_by": _carried_by(faster, slower), "claim": size if gain > 0 else None}
 
 
 def published_to_plain(found: Sequence[tuple[Reference, Distance | None]]) -> list[Plain]:

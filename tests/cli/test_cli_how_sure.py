@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from layoutopt.optimizer.evidence.band import bands
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -31,6 +33,24 @@ def test_an_explanation_says_how_sure_its_step_is(
     priced = ask(*asked)["estimate"]
     low, high = priced["interval_s"]["80"]
     assert low < priced["step_time_s"] < high
+
+
+def test_a_gap_says_which_measured_runs_bear_it_out(
+    run: Callable[..., Result], ask: Callable[..., dict[str, Any]]
+) -> None:
+    """A large gap and a wish's cost: what carries them, the runs that test each part, and that the size is doubtful."""
+    slow = "tp=8,micro_batch=1,recompute=full,zero=1"
+    asked = ("explain", *QUESTION[1:], "--layout", slow, "--why-not", "tp=8")
+    plain, tested = ask(*asked), bands()["tested"]
+    for claim in (plain["gap"], *plain["why_not"]):
+        assert claim["slower"] > 0 and claim["carried_by"]
+        assert all(part["rows"] == tested.get(part["component"], 0) for part in claim["carried_by"])
+    assert plain["gap"]["slower"] > 0.3 and plain["gap"]["claim"] == "doubtful"
+    text = " ".join(run(*asked).stdout.split())
+    gap, wish = text.split("Why not tp=8")
+    for part, claim in ((gap, plain["gap"]), (wish, plain["why_not"][0])):
+        assert "carried by" in part and f"({claim['carried_by'][0]['rows']} measured runs" in part
+    assert "doubt it" in gap.split("Gap to the optimum")[1]
 
 
 def test_near_ties_are_marked_by_the_band(ask: Callable[..., dict[str, Any]]) -> None:

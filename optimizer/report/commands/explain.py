@@ -107,9 +107,9 @@ def _print(
         found.judgement.layout, job.workload, job.cluster, framework=job.framework, cost=options.cost
     )
     if output.json:
-        from layoutopt.optimizer.report.json_forms import explanation_to_plain, with_interval
+        from layoutopt.optimizer.report.json_forms import explanation_to_plain
 
-        print_json(with_interval(explanation_to_plain(found, wishes, job.died), honesty))
+        print_json(explanation_to_plain(found, wishes, job.died, honesty))
         return
     from layoutopt.optimizer.report.tables.explain import explanation_tables
 

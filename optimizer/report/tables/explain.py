@@ -10,7 +10,7 @@ from rich.text import Text
 from layoutopt.optimizer.report.tables.answer import REASONS, headline, layout_section
 from layoutopt.optimizer.report.tables.console import bullets, facts, grid, section
 from layoutopt.optimizer.report.tables.header import header_table
-from layoutopt.optimizer.report.tables.honesty import honesty_section
+from layoutopt.optimizer.report.tables.honesty import claim_size_words, claim_words, honesty_section
 from layoutopt.optimizer.report.tables.layout import layout_text
 from layoutopt.optimizer.report.tables.plan import suggestion_words
 from layoutopt.optimizer.solve.explain.changes import DERIVED
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from layoutopt.optimizer.cost.estimate import Estimate
     from layoutopt.optimizer.evidence.honesty import Honesty
     from layoutopt.optimizer.interop.records import OutOfMemory
     from layoutopt.optimizer.solve.explain.records import Explanation, FullestRank, Gap, Remedy, WhyNot
+    from layoutopt.optimizer.solve.plan import Plan
     from layoutopt.optimizer.specs.cluster import ClusterSpec
     from layoutopt.optimizer.specs.workload import Workload
 
@@ -57,8 +59,8 @@ def explanation_tables(
     elif judged.verdict.value in ("invalid", "does_not_fit"):
         text = "no single change and no pair of changes makes it run; layoutopt solve says what does, or what would"
         parts.append(section("Remedies", Text(text)))
-    parts.extend(_comparison(found))
-    parts.extend(_wish_section(wish) for wish in wishes)
+    parts.extend(_comparison(found, honesty))
+    parts.extend(_wish_section(wish, honesty) for wish in wishes)
     if found.advice:
         parts.append(section("Runs, but costs", bullets(str(rule) for rule in found.advice)))
     if honesty is not None and judged.estimate is not None:
@@ -113,10 +115,11 @@ def _chosen(changes: Sequence[str]) -> list[str]:
     return [words for words in changes if words.split()[0] not in DERIVED] or list(changes)
 
 
-def _comparison(found: Explanation) -> Iterator[RenderableType]:
+def _comparison(found: Explanation, honesty: Honesty | None) -> Iterator[RenderableType]:
     """Show the way to the optimum of a layout that runs, and the optimum itself otherwise."""
     if found.gap is not None:
-        yield _gap_section(found.gap)
+        best, given = found.optimum, found.judgement.estimate
+        yield _gap_section(found.gap, _evidence(best, given, found.gap.slower, honesty))
     best = found.optimum
     if best is None:
         return
@@ -134,7 +137,16 @@ def _comparison(found: Explanation) -> Iterator[RenderableType]:
     yield section("Optimum", facts([("step", format_seconds(best.estimate.step_time_s)), ("layout", text)]))
 
 
-def _gap_section(gap: Gap) -> RenderableType:
+def _evidence(best: Plan | None, slower: Estimate | None, gain: float, honesty: Honesty | None) -> list[str]:
+    """Say what carries the gain of the best layout, the measured runs of each, and whether so large a gain is credible."""
+    # Runs are counted, and errors recorded, of the full cost model alone; an optimum claims nothing over itself.
+    if best is None or best.estimate is None or slower is None or honesty is None or gain <= 0:
+        return []
+    carried = claim_words(best.estimate, slower)
+    return [*([carried] if carried else []), claim_size_words(gain, honesty.band)]
+
+
+def _gap_section(gap: Gap, evidence: Sequence[str]) -> RenderableType:
     times = f"{format_seconds(gap.step_time_s)}, the optimum takes {format_seconds(gap.best_s)}"
     note = f"{times}: {gap.slower:+.1%}"
     if not gap.steps:
@@ -144,12 +156,14 @@ def _gap_section(gap: Gap) -> RenderableType:
         for step in gap.steps
     ]
     table = grid(["saves s", "step", "change", "because of"], rows, left=(2, 3))
-    return section("Gap to the optimum, one change after the other", table, note=note)
+    return section("Gap to the optimum, one change after the other", table, bullets(evidence), note=note)
 
 
-def _wish_section(wish: WhyNot) -> RenderableType:
+def _wish_section(wish: WhyNot, honesty: Honesty | None) -> RenderableType:
     named = ", ".join(f"{axis}={','.join(map(str, values))}" for axis, values in wish.fixed.items())
     pairs = [("costs", _cost_words(wish)), ("because", wish.why)]
+    if evidence := _evidence(wish.best, wish.plan.estimate, wish.slower or 0.0, honesty):
+        pairs.append(("evidence", "; ".join(evidence)))
     if wish.plan.layout is not None:
         pairs.append(("layout", layout_text(wish.plan.layout)))
     failed = wish.plan.infeasibility

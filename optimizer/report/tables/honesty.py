@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from layoutopt.optimizer.evidence.band import error_band
-from layoutopt.optimizer.evidence.claims import FEW_ROWS, carriers
+from layoutopt.optimizer.evidence.claims import FEW_ROWS, ClaimSize, carriers, claim_size
 from layoutopt.optimizer.evidence.ties import INDISTINCT
 from layoutopt.optimizer.report.tables.console import bullets, section
 from layoutopt.optimizer.report.tables.layout import layout_text
@@ -119,10 +119,10 @@ def tie_words(tie: Tie | None) -> str:
 
 def claim_size_words(gain: float, band: Band) -> str:
     """Say whether the cost model can tell a gain, and whether measured runs bear it out so far."""
-    if gain < band.indistinct:
+    size = claim_size(gain, band)
+    if size is ClaimSize.INDISTINCT:
         return f"layouts less than {band.indistinct:.1%} apart are {INDISTINCT}"
-    # Beyond what nine of ten predictions are off by, a gain is rather an error of the model than a discovery.
-    if gain > band.unseen_p90_ape:
+    if size is ClaimSize.DOUBTFUL:
         return f"a claim above the {band.unseen_p90_ape:.0%} within which nine of ten unseen runs are predicted: doubt it"
     return "more than two predictions of this kind usually differ by in error"
 
