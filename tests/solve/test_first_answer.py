@@ -11,6 +11,7 @@ import pytest
 from checks.judged_answers import Asked
 
 from layoutopt.optimizer.frameworks.stage_rule import FREE
+from layoutopt.optimizer.solve.api import solve_layout
 from layoutopt.optimizer.solve.inputs import Question
 from layoutopt.optimizer.solve.plan import SolveOptions
 from layoutopt.optimizer.solve.search.best_first import BestFirst
@@ -92,6 +93,31 @@ def test_first_answers_are_near_the_optimum(
     assert whole.complete
     assert first.bound_s <= whole.best.step_time_s
     assert first.best.step_time_s <= WITHIN * whole.best.step_time_s
+
+
+def test_any_layout_that_fits_is_found_at_once() -> None:
+    """Whoever asks whether something fits allows a gap of 1: the first answer is one, before all rows are bounded."""
+    watched = Watched(space_of("llama3-70b", "h100-64"))
+    found = BestFirst(watched, SearchOptions(gap=1.0), should_stop=watched.looked_at).run()  # type: ignore[arg-type]
+    assert found.best is not None
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "batch", "conflict"),
+    [
+        ("qwen3-32b", "a100-40gx8", 64, ("memory", "8 GPUs")),
+        ("llama3-70b", "h100x500", 512, ("every GPU used",)),
+    ],
+)
+def test_what_does_not_fit_is_told_what_would(
+    model: str, cluster: str, batch: int, conflict: tuple[str, ...]
+) -> None:
+    """32 billion parameters on 8 GPUs of 40 GB, and GPUs that no batch divides over."""
+    asked = Asked.named(model, cluster, batch=batch)
+    found = solve_layout(asked.workload, asked.cluster, SolveOptions()).infeasibility
+    assert found is not None
+    assert found.conflict == conflict
+    assert found.fewest_gpus == (24 if batch == 64 else None)
 
 
 def test_chunks_that_a_question_fixes_have_first_tuples() -> None:

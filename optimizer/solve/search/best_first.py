@@ -167,7 +167,8 @@ class BestFirst:
         """Step time below which the best layout is still looked for."""
         # a step that is only known to be reached has to be found again, whatever the solver rounds
         reachable_s = self.options.upper_s * (1 + 1e-12) + 2 * rounding_s(self.source.counts)
-        return min(self._best.step_s * (1 - self.options.gap), reachable_s)
+        # Any layout will do for a gap of 1: until there is one, an infinite step times 0 would be no number.
+        return min(self._best.step_s * (1 - self.options.gap), reachable_s) if self._best else reachable_s
 
     def _wanted_s(self) -> float:
         """Step time below which tuples are kept: near-ties of the best too."""
