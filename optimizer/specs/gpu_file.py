@@ -63,6 +63,11 @@ MOST_MEMORY_BYTES = 1e15
 """Far above any GPU's memory, and low enough that the solver's whole numbers hold it."""
 
 
+LEAST_CAP = 200 / 700
+"""Power limit over the rated one down to which GPUs in training are known: limits of 200 to 700 W were set on H100 and H200
+of 700 W (arXiv 2604.11391). Below it the power law rests on no run."""
+
+
 class GpuFile(FileModel):
     """One GPU model."""
 
@@ -108,11 +113,14 @@ class GpuFile(FileModel):
 
     @classmethod
     def check(cls, given: PartialFields) -> Iterator[Finding]:
-        """Check that NVLink has a size and a bandwidth, or neither."""
+        """Check that NVLink has a size and a bandwidth, or neither, and that runs were made under such a power limit."""
         if (given.nvlink_domain or 1) > 1 and "nvlink_bandwidth" not in given.stated:
             yield ("nvlink_bandwidth",), "missing", "bandwidth of one GPU's NVLink, one way"
         if given.nvlink_bandwidth and "nvlink_domain" not in given.stated:
             yield ("nvlink_domain",), "missing", "GPUs that reach each other over NVLink"
+        if given.tdp and given.nominal_tdp and given.tdp / given.nominal_tdp < LEAST_CAP:
+            what = f"{given.tdp:g} W of {given.nominal_tdp:g} W is below every limit that GPUs were measured under"
+            yield ("tdp",), what, f"at least {LEAST_CAP * given.nominal_tdp:.4g} W"
 
     def spec(self) -> GpuSpec:
         """Convert to the form that the other rooms use."""

@@ -16,6 +16,7 @@ from layoutopt.optimizer.evidence.cases import build_cases
 from layoutopt.optimizer.evidence.predict import predict
 from layoutopt.optimizer.frameworks.preset import load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.specs.errors import InputError
 from layoutopt.optimizer.specs.gpu_catalog import find_gpu
 from layoutopt.optimizer.specs.loading import parse_cluster, reference_cluster
 from layoutopt.optimizer.specs.vocabulary import Precision
@@ -88,6 +89,14 @@ def test_a_limit_below_the_catalogs_is_a_cap() -> None:
     """``base`` with another ``tdp`` is the same silicon; a mapping without base is a part of its own."""
     gpu = parse_cluster(CAPPED.format(watts="500 W", more=""), "c.yaml").gpu
     assert (gpu.tdp_w, gpu.rated_w) == (500, 700)
+
+
+def test_a_limit_below_what_was_measured_is_refused() -> None:
+    """H100 of 700 W ran at 200 W (arXiv 2604.11391)."""
+    assert parse_cluster(CAPPED.format(watts="200 W", more=""), "c.yaml").gpu.tdp_w == 200
+    for watts in ("199 W", "100 W", "20 W"):
+        with pytest.raises(InputError, match=r"gpu\.tdp: .*at least 200 W"):
+            parse_cluster(CAPPED.format(watts=watts, more=""), "c.yaml")
 
 
 def test_a_node_draws_what_was_measured() -> None:
