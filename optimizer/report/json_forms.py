@@ -204,7 +204,6 @@ def plan_to_plain(plan: Plan, honesty: Honesty | None = None) -> Plain:
         other |= {"distinguishable": tie.distinguishable, "measurement": tie.measurement or None}
     if plan.estimate is not None:
         for other, slower in zip(plain["alternatives"], plan.alternatives, strict=True):
-            # By component, with the measured runs of each: what a claim of a gain rests on.
             other["carried_by"] = _carried_by(plan.estimate, slower.estimate)
     choice = {} if honesty.choice is None else {"choice": to_plain(honesty.choice)}
     robust = {} if honesty.robust is None else {"robust": to_plain(honesty.robust)}
@@ -257,8 +256,7 @@ def explanation_to_plain(
 ) -> Plain:
     """Write an explanation: the verdict as ``evaluate`` writes it, and beside it what to do about it.
 
-    With ``honesty`` the gap and every wish have what carries them, with the measured runs that test each part, and
-    whether predictions of the kind can bear a claim of that size (``claim``).
+    With ``honesty`` gap and wishes have what carries them, measured runs of each, and if runs bear them out (``claim``).
     """
     plain: Plain = to_plain(found.judgement) | to_plain(found) | {"why_not": to_plain(wishes)}
     if honesty is not None:

@@ -94,7 +94,7 @@ def mean_blocks(
 
 
 def shortened(terms: StageTerms, counts: IntArray, cases: Cases) -> tuple[StageTerms, IntArray, Cases]:
-    """Put one mean kind in the place of alternating ones where these are many."""
+    """Put one mean kind in the place of alternating ones of ``counts`` (K,) where these are many."""
     if not is_long(cases.order, counts):
         return terms, counts, cases
     terms, counts = mean_blocks(terms, counts, cases.order, anywhere=bool(cases.free.any()))
