@@ -10,6 +10,7 @@ from layoutopt.optimizer.cost.constants import load_constants
 from layoutopt.optimizer.cost.cost_model import CostModel
 from layoutopt.optimizer.frameworks.preset import calibrated, load_preset
 from layoutopt.optimizer.frameworks.registry import Framework
+from layoutopt.optimizer.frameworks.switches import BY_NAME
 from layoutopt.optimizer.specs.layer_runs import by_layer
 from layoutopt.optimizer.topology.links import load_links
 from layoutopt.optimizer.topology.prices import Topology
@@ -48,7 +49,7 @@ def build_cost_model(
     ``preset`` and ``constants`` replace the package's own; what the training spec states wins over the preset.
     """
     preset = preset or calibrated(load_preset(framework, software), framework, cluster.calibration)
-    preset = pricing_preset(preset, training, kind)
+    preset = pricing_preset(preset, model, training, kind)
     constants = constants or load_constants(cluster.calibration)
     links = load_links(cluster.calibration)
     if kind is CostKind.SIMPLE:
@@ -65,9 +66,14 @@ def build_cost_model(
     )
 
 
-def pricing_preset(preset: FrameworkPreset, training: TrainingSpec, kind: CostKind) -> FrameworkPreset:
+def pricing_preset(
+    preset: FrameworkPreset, model: ModelSpec, training: TrainingSpec, kind: CostKind
+) -> FrameworkPreset:
     """Return a preset as a kind of the cost model uses it for a training run."""
     stated = preset.with_training(training)
+    # What a trainer does unasked, it does where it can; what a run states was said of its model.
+    if training.loss_chunks is None and not BY_NAME["loss_chunks"].of(model):
+        stated = replace(stated, loss_chunks=1)
     return _simple_preset(stated) if kind is CostKind.SIMPLE else stated
 
 

@@ -19,9 +19,11 @@ from layoutopt.optimizer.specs.vocabulary import OP_MODULE, Fp8Recipe, Precision
 
 ERA_A: Release = (0, 2)
 ERA_B: Release = (0, 3)
+CHUNKED_LOSS: Release = (0, 3, 1)
 ERA_C: Release = (0, 4)
 """Configuration eras: A up to v0.2.2 (TOML), B from 2026-02-23 (dataclasses), C from 2026-08-20 (batches in
-tokens). B and C have no numbered release yet, so they stand as the next minor numbers.
+tokens). B and C have no numbered release yet, so they stand as the next minor numbers. From ``CHUNKED_LOSS`` on, inside
+era B, the configurations of all models make their logits in parts (#2937).
 """
 
 PYTORCH = Abilities(
@@ -68,6 +70,7 @@ RECORD = FrameworkRecord(
         PublishedRelease(number=(0, 2, 1), date="2025-12-26", abilities=_TOML),
         PublishedRelease(number=(0, 2, 2), date="2026-02-20", abilities=_TOML),
         PublishedRelease(number=ERA_B, date="2026-02-23", abilities=_DATACLASSES),
+        PublishedRelease(number=CHUNKED_LOSS, date="2026-04-27", abilities=PYTORCH),
         PublishedRelease(number=ERA_C, date="2026-08-20", abilities=PYTORCH),
     ),
     unstated=Unstated(zero=3, etp_is_tp="without ep"),

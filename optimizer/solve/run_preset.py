@@ -29,7 +29,7 @@ def preset_of_run(
 def preset_of_plan(workload: Workload, cluster: ClusterSpec, options: SolveOptions) -> FrameworkPreset:
     """Return the preset that priced an answer under these options."""
     preset = preset_of_run(options.framework, options.space.software, cluster, None)
-    return pricing_preset(preset, workload.training, options.cost)
+    return pricing_preset(preset, workload.model, workload.training, options.cost)
 
 
 def _stated(run: RunOptions) -> dict[str, Any]:

@@ -149,7 +149,9 @@ def eager(one: Job) -> FrameworkPreset:
     """
     logit_bytes = 12 + 4 * (one["tp"] > 1) + 2 * (one["pp"] > 1)
     plain = load_preset(Framework.TORCHTITAN)
-    return replace(plain, norm_bytes=8, fused_function=False, logit_bytes=logit_bytes, compiled=False)
+    return replace(
+        plain, norm_bytes=8, fused_function=False, logit_bytes=logit_bytes, loss_chunks=1, compiled=False
+    )
 
 
 def judged(one: Job) -> Judgement:

@@ -11,7 +11,7 @@ import pytest
 from layoutopt.optimizer.cost.activations import layer_activations
 from layoutopt.optimizer.cost.constants import load_constants
 from layoutopt.optimizer.cost.estimate import estimate
-from layoutopt.optimizer.cost.factory import build_cost_model
+from layoutopt.optimizer.cost.factory import CostKind, build_cost_model, pricing_preset
 from layoutopt.optimizer.cost.hardware import sustained_rates
 from layoutopt.optimizer.cost.launch_switches import of_preset
 from layoutopt.optimizer.cost.work import ComputeContext, make_keys
@@ -97,6 +97,51 @@ def test_chunked_loss_keeps_one_chunk_of_logits() -> None:
         logits * 7 / 8 - 2 * 8192 * 4096, rel=1e-3
     )
     assert parts.step_time_s >= whole.step_time_s * (1 - 1e-9)
+
+
+def logits_bytes(found: Estimate) -> float:
+    """Logits of the only stage."""
+    (stage,) = found.memory.stages
+    return stage.components_bytes["logits"]
+
+
+@pytest.mark.parametrize(
+    ("framework", "bytes_per_logit"),
+    [(Framework.ACCELERATE, 12), (Framework.DEEPSPEED, 12), (Framework.NEMO_AUTOMODEL, 14)],
+)
+def test_transformers_loss_keeps_every_logit_in_fp32(framework: Framework, bytes_per_logit: int) -> None:
+    """The log-softmax, its gradient and that of the logits are alive at once, as torch's are (``checks.counted``)."""
+    whole, fused = (priced(framework, zero=3, fused_loss=fused) for fused in (None, True))
+    assert logits_bytes(whole) - logits_bytes(fused) == pytest.approx((bytes_per_logit - 2) * 8192 * 128_256)
+
+
+def test_transformers_loss_of_long_sequences_does_not_fit() -> None:
+    """An 8B model at 32,768 tokens: in 80 GB whatever is recomputed, the logits alone take 50."""
+    long = {"sequence_length": 32_768}
+    assert priced(Framework.ACCELERATE, zero=3, **long).memory.peak_bytes > 80e9
+    assert logits_bytes(priced(Framework.ACCELERATE, zero=3, **long)) > 12 * 32_768 * 128_256
+
+
+def test_torchtitan_makes_logits_in_parts_since_its_configurations_do() -> None:
+    """From #2937 on, 2026-04-27; Hugging Face models in AutoModel, which is priced like it, have them all at once."""
+    parts = {
+        software: load_preset(Framework.TORCHTITAN, software).loss_chunks
+        for software in (None, "era C", "2026-05", "2026-04", "2026-03", "era B", "v0.2.2", "2024-12")
+    }
+    assert parts == {
+        None: 8, "era C": 8, "2026-05": 8, "2026-04": 8, "2026-03": 1, "era B": 1, "v0.2.2": 1, "2024-12": 1,
+    }  # fmt: skip
+    assert load_preset(Framework.NEMO_AUTOMODEL).loss_chunks == 1
+    unasked, stated, whole = (priced(Framework.TORCHTITAN, zero=3, loss_chunks=own) for own in (None, 8, 1))
+    assert unasked == stated and unasked.memory.peak_bytes < whole.memory.peak_bytes
+
+
+def test_prediction_layers_make_all_their_logits_at_once() -> None:
+    """torchtitan's MTPLoss knows no parts; what a run states is said of its model."""
+    model, preset = load_workload("deepseek-v3").model, load_preset(Framework.TORCHTITAN)
+    cases = ((model, None), (replace(model, mtp_layers=0), None), (model, 4))
+    used = [pricing_preset(preset, own, _training(loss_chunks=parts), CostKind.FULL) for own, parts in cases]
+    assert model.mtp_layers and [one.loss_chunks for one in used] == [1, 8, 4]
 
 
 HIDDEN = 4096

@@ -88,7 +88,7 @@ def _print(judgement: Judgement, job: Job, trainer: FrameworkOptions, output: Ou
 
     # A launch file's switches decide what divides its states; the trainer's defaults may not.
     stated = job.preset or preset_of_run(job.framework, job.software, job.cluster, job.run)
-    preset = pricing_preset(stated, job.workload.training, CostKind(trainer.cost_model))
+    preset = pricing_preset(stated, job.workload.model, job.workload.training, CostKind(trainer.cost_model))
     tables = judgement_tables(
         judgement, job.workload, job.cluster, preset,
         framework=job.framework.value, honesty=honesty, verbose=output.verbose,
