@@ -102,7 +102,11 @@ class Report:
             "global_batch": batch,
             "precision": precision or layout.get("precision", "bf16"),
         }
-        extra = {name: fill.pop(name) for name in ("grad_dtype", "flash", "fused_loss") if name in fill}
+        extra = {
+            name: fill.pop(name)
+            for name in ("grad_dtype", "flash", "fused_loss", "loss_chunks")
+            if name in fill
+        }
         text = yaml.safe_dump({"architecture": architecture | fill, "training": training | extra})
         path = self.folder / "model.yaml"
         path.write_text(text, encoding="utf-8")

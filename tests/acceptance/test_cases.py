@@ -149,7 +149,7 @@ def test_experts_without_replicas_are_not_sharded(report: Any) -> None:
 @pytest.mark.report("ti770-70b-how-many")
 def test_how_many_gpus_a_model_needs(report: Any) -> None:
     """Fewer than 16 GPUs hold no layout, and the answer names the fewest; 32 and 64 do."""
-    workload = report.workload(batch=64)
+    workload = report.workload(batch=64, loss_chunks=1)  # as in 2024
     options = SolveOptions(
         framework=report.framework, top=1, space=SpaceOptions(fix={"zero": (3,)}, max={"tp": 8})
     )
@@ -246,8 +246,8 @@ def test_step_of_spread_experts(report: Any) -> None:
 
 
 def titan_8b(report: Any) -> Judgement:
-    """The report's layout with torchtitan's selective checkpointing, on a healthy network."""
-    workload = report.workload(batch=report.case["layout"]["gbs"])
+    """The report's layout with torchtitan's selective checkpointing, on a healthy network; whole logits, as in 2024."""
+    workload = report.workload(batch=report.case["layout"]["gbs"], loss_chunks=1)
     judged: Judgement = report.judge(workload, report.cluster(), report.layout(recompute="op"))
     assert judged.verdict in RUNS
     return judged

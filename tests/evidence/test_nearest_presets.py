@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,8 @@ def test_a_trainer_is_priced_as_its_nearest_and_counted_apart(make_run: Callable
     known = case_of(make_run(framework="torchtitan", **cells))
     like = case_of(make_run(framework="Prime-RL", **cells))
     assert (like.framework, like.assumed) == (Framework.TORCHTITAN, ("framework as torchtitan",))
-    assert predict(like).step_time_s == predict(known).step_time_s
+    whole = replace(known, switches={"loss_chunks": 1})  # torchtitan's own are of a later day
+    assert predict(like).step_time_s == predict(whole).step_time_s
     report = validate([make_run(framework="prime-rl", **cells)])
     assert (report.step_time.rows, report.assumed.rows) == (0, 1)
     assert {name: one.rows for name, one in report.assumed_families.items()} == {"dense 16-bit H100": 1}
