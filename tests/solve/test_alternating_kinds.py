@@ -128,6 +128,34 @@ def test_long_stacks_are_bounded_as_mean_blocks(monkeypatch: pytest.MonkeyPatch)
     assert bound > 1.05 * lower_bound(terms, counts, own)[0]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "pp", "vp"),
+    [
+        (Schedule.ONE_F_ONE_B, 4, 1),
+        (Schedule.ONE_F_ONE_B, 8, 1),
+        (Schedule.INTERLEAVED, 4, 7),
+        (Schedule.INTERLEAVED, 8, 7),
+    ],
+)
+def test_mean_blocks_that_say_nothing(schedule: Schedule, pp: int, vp: int) -> None:
+    """One kind takes nearly all time and lies together: mean blocks leave less than none, and bounds are true even so."""
+    kinds, stages = np.repeat([0, 1, 2, 3], 14), pp * vp
+    counts, own = np.bincount(kinds), replace(MEGATRON, order=tuple(kinds.tolist()))
+    assert is_long(own.order, counts)
+    terms = terms_of(np.random.default_rng(5), schedule, pp, vp, 16, 4, overlap=HopOverlap.ALL)
+    for seconds in (terms.layer_s, terms.forward_s, terms.backward_s, terms.wgrad_s):
+        seconds[:, 1:] *= 1e-2
+    terms.capacity_bytes[0] = np.inf
+    one, number = mean_blocks(terms, counts, own.order, anywhere=False)
+    assert lower_bound(one, number, replace(own, order=()))[0] == 0
+    # equal chunks in the order of the stack
+    each = np.stack([np.bincount(part, minlength=4) for part in kinds.reshape(stages, -1)])
+    blocks = each.reshape(vp, pp, 4).transpose(1, 0, 2)
+    step = step_s(terms, 0, blocks[None], np.zeros_like(blocks)[None])[0]
+    for cutoff_s in (np.inf, step / 2):
+        assert 0 < lower_bound(terms, counts, own, cutoff_s)[0] <= min(step, cutoff_s)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("schedule", list(SHAPES))
 def test_solver_and_programs(schedule: Schedule, rule: str) -> None:

@@ -23,8 +23,11 @@ from layoutopt.optimizer.solve.search.one_tuple import TupleSolver
 from layoutopt.optimizer.solve.search.result import SearchOptions
 from layoutopt.optimizer.solve.splits import chunks
 from layoutopt.optimizer.space.options import SpaceOptions
+from layoutopt.optimizer.specs.loading import load_cluster, load_workload
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from layoutopt.optimizer.cost.batch import IntArray, LayoutBatch
     from layoutopt.optimizer.cost.terms import StageTerms
     from layoutopt.optimizer.solve.search.costed_space import CostedSpace
@@ -178,3 +181,35 @@ def test_memory_that_is_short_makes_a_layout_less_likely() -> None:
     ]
     assert all((more >= less).all() for less, more in pairwise(steps))
     assert any((np.isfinite(step) & (step > 1.01 * steps[0])).any() for step in steps)
+
+
+MODEL = """
+name: small mixture
+architecture: {layers: 19, hidden: 1024, heads: 16, kv_heads: 8, head_dim: 64, ffn: 2816, vocab: 32000,
+  moe: {experts: 16, top_k: 2, ffn: 512, shared_ffn: 512, dense_layers: 1}}
+training: {sequence_length: 2048, global_batch: 1, precision: fp8}
+"""
+CLUSTER = """
+name: one small GPU
+gpu: {base: h100, memory: 17 GB}
+gpus: 1
+gpus_per_node: 8
+nvlink_domain: 8
+nics_per_node: 8
+nic_bandwidth: 50 GB/s
+reserve: 0 GB
+"""
+
+
+def test_switches_that_no_row_may_have(tmp_path: Path) -> None:
+    """What the followed rows recompute excludes all of their switches: there are no first tuples, and that is all."""
+    (tmp_path / "model.yaml").write_text(MODEL)
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    options = SolveOptions(space=SpaceOptions(software="core 0.15"))
+    source = Question(
+        workload=load_workload(str(tmp_path / "model.yaml")),
+        cluster=load_cluster(str(tmp_path / "cluster.yaml")),
+        options=options,
+    ).costed_space()
+    assert first_tuples(source) == []
+    assert BestFirst(source, SearchOptions()).run().best is None

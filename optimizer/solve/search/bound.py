@@ -141,8 +141,9 @@ def lower_bound(
     and faster, for terms that are themselves relaxed.
     """
     bound = np.full(len(terms), np.inf)
-    blocks = int(counts.sum())
+    blocks, quick = int(counts.sum()), np.zeros(len(terms))
     if is_long(rule.order, counts):
+        quick = np.minimum(quick_bound(terms, counts), cutoff_s)
         anywhere = rule.recomputation is Recomputation.PER_RANK
         terms, counts = mean_blocks(terms, counts, rule.order, anywhere=anywhere)
         rule = replace(rule, order=())
@@ -156,7 +157,8 @@ def lower_bound(
             part, index, least = part.take(alive), index[alive], least[alive]
             own = _over_cases(part, counts, stage_cases(part, blocks, rule), cutoff_s)
             bound[index] = np.maximum(own, least)
-    return bound
+    # mean blocks may say nothing of few on a rank
+    return np.where(bound > 0, bound, quick)
 
 
 def may_fit(terms: StageTerms, counts: IntArray, rule: StageRule) -> NDArray[np.bool_]:
@@ -325,10 +327,13 @@ class _Bottleneck:
         return suffices
 
     def bracket(self) -> tuple[FloatArray, FloatArray]:
-        """Return a time below which the blocks can't be held, and one at which they can (cases that fit only)."""
+        """Return a time below which the blocks can't be held (0: none known), and one at which they can, if they fit."""
         # All work shared out evenly: no bottleneck is below the mean.
-        least_s = self.capacity.floors.base_s.sum(axis=1) + self._counts @ self.capacity.least_s
-        low = least_s / self.terms.pp * (1 - SLACK)
+        work_s = self._counts @ self.capacity.least_s
+        low = (self.capacity.floors.base_s.sum(axis=1) + work_s) / self.terms.pp * (1 - SLACK)
+        unsure = low <= 0  # time outside makes up for all work, and more
+        low = np.where(unsure, np.maximum((FIRST_BRACKET - 1) * work_s / self.terms.pp, TINY), low)
+        unsure &= self.enough(low) if unsure.any() else False
         high = low * FIRST_BRACKET
         factor = FIRST_BRACKET
         while (short := ~self.enough(high)).any():
@@ -340,7 +345,8 @@ class _Bottleneck:
             middle = (low + high) / 2
             holds = self.enough(middle)
             low, high = np.where(holds, low, middle), np.where(holds, middle, high)
-        return self._snap(low, high)
+        low, high = self._snap(low, high)
+        return np.where(unsure, 0.0, low), high
 
     def _snap(self, low: FloatArray, high: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Move up to the next times at which some rank holds one block more, until the blocks are held."""
@@ -357,16 +363,17 @@ class _Bottleneck:
     def step_s(self, slowest_s: FloatArray) -> FloatArray:
         """Bound the step from the least bottleneck, trading a slower bottleneck for less recomputation."""
         result = np.full(len(slowest_s), np.inf)
-        at = slowest_s
+        at = np.maximum(slowest_s, TINY)
         for factor in (*TRADE_OFFS, np.inf):
-            until = np.minimum(slowest_s * factor, 1e15)
+            until = np.minimum(np.maximum(slowest_s, TINY) * factor, 1e15)
             recompute = self._least_recompute_s(until)
             # The bottleneck is at least ``at``, the recomputation at least that of ``until``: true for all
             # between.
             value = self.weight * at + self.all_again * recompute + self.constant_s
             result = np.minimum(result, value)
             at = until
-        return result
+        # Where no bottleneck is known, neither is the recomputation beside it.
+        return np.where(slowest_s > 0, result, 0.0)
 
     def _least_recompute_s(self, slowest_s: FloatArray) -> FloatArray:
         """Return the least seconds of recomputation, over all ranks, with no rank slower than ``slowest_s``."""

@@ -149,6 +149,8 @@ class CostedSpace:
     def _priced_switches(self, rows: LayoutBatch) -> tuple[LayoutBatch, IntArray, StageTerms]:
         """Return the choices of ``_switched`` with their terms."""
         batch, owner = self.space.modifiers.expand(rows, over=(SWITCHES,))
+        if not len(batch):  # together no switches let the rows have what each needs
+            return batch, owner, self._terms_of_any_switches(rows).take(owner)
         terms = self.cost.terms(batch)
         kept = undominated(terms, owner)
         batch = batch.take(kept)
