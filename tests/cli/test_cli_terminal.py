@@ -137,7 +137,7 @@ def test_explanation_keys(run: Callable[..., Result]) -> None:
     assert set(plain["remedies"][0]) == {
         "axes", "changes", "step_time_s", "slower", "gpus", "note", "layout", "estimate",
     }  # fmt: skip
-    assert set(plain["why_not"][0]) == {"fixed", "slower", "why", "plan"}
+    assert set(plain["why_not"][0]) == {"fixed", "slower", "why", "plan", "carried_by", "claim"}
     slow = json.loads(run("explain", *SMALL, "--layout", "tp=8,zero=1", "--json").stdout)
-    assert set(slow["gap"]) == {"step_time_s", "best_s", "slower", "steps"}
+    assert set(slow["gap"]) == {"step_time_s", "best_s", "slower", "steps", "carried_by", "claim"}
     assert set(slow["gap"]["steps"][0]) == {"axes", "changes", "step_time_s", "saved_s", "why", "layout"}
