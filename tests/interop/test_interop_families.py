@@ -227,7 +227,7 @@ def test_deepseek_v4_is_described_with_what_is_not_priced(tmp_path: Path) -> Non
             "--batch",
             "256",
             "--seq",
-            "4096",
+            "2048",
         ),
         *("--precision", "bf16", "--layout", "zero=3,recompute=full", "--json", "-q"),
     )
