@@ -45,6 +45,7 @@ def mean_blocks(
     share = counts / counts.sum()
 
     def mean(value: FloatArray) -> FloatArray:
+        """Return what a block takes in the mean of all kinds, (n, 1) of (n, K)."""
         result: FloatArray = (value @ share)[:, None]
         return result
 
